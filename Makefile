@@ -1,0 +1,42 @@
+# Two commands for everybody: `make demo` and `make test`. The rest is for contributors.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test test-slow lint format clean
+
+demo: $(VENV)/.bench  ## train digits with plain SGD, C-Flat and C-Flat Turbo; show what it gained and cost
+	$(BIN)/cflat demo
+
+test: $(VENV)/.dev  ## the default suite (at most 10 minutes on 2 cores)
+	$(BIN)/pytest
+
+test-slow: $(VENV)/.dev  ## the long runs: real data, kills and resumes
+	$(BIN)/pytest -m slow
+
+lint: $(VENV)/.dev  ## exactly what CI checks besides the tests
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/codespell src tests docs benchmarks examples README.md CHANGELOG.md CONTRIBUTING.md
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.bench: pyproject.toml | $(VENV)/bin/python
+	@echo "Installing cflat and its bench into $(VENV) (a torch build is about 5 GB; 2-4 minutes) ..."
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[bench]'
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
+	@echo "Installing cflat with its development tools into $(VENV) (about 5 GB; 2-4 minutes) ..."
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[bench,sweep,dev]'
+	@touch $@ $(VENV)/.bench
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .hypothesis

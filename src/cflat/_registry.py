@@ -1,0 +1,65 @@
+"""A table of named things that answers a wrong name with the nearest right one."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from typing import Generic, TypeVar
+
+__all__ = ["Registry", "suggest"]
+
+T = TypeVar("T")
+
+
+def suggest(name: str, known: list[str]) -> str:
+    """Return ``" Did you mean 'x'?"`` for the nearest known name, or an empty string.
+
+    >>> suggest("eese", ["ease", "l2p"])
+    " Did you mean 'ease'?"
+    """
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f" Did you mean {near[0]!r}?" if near else ""
+
+
+class Registry(Generic[T]):
+    """Map canonical names (snake_case; ``-`` is accepted for ``_``) to registered values.
+
+    >>> shapes = Registry("shape")
+    >>> shapes.add("round_one", 1)
+    >>> shapes["round-one"]
+    1
+    """
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._entries: dict[str, T] = {}
+
+    def add(self, name: str, value: T) -> None:
+        """Register ``value``; a name may be taken only once."""
+        if name in self._entries:
+            raise ValueError(f"{self.kind} {name!r} is registered already; choose another name.")
+        self._entries[name] = value
+
+    def __getitem__(self, name: str) -> T:
+        key = name.replace("-", "_").lower() if isinstance(name, str) else name
+        try:
+            return self._entries[key]
+        except (KeyError, TypeError):
+            known = self.names()
+            raise ValueError(
+                f"Unknown {self.kind} {name!r}.{suggest(str(name), known)} Known: {', '.join(known)}."
+            ) from None
+
+    def __contains__(self, name: str) -> bool:
+        return name.replace("-", "_").lower() in self._entries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names())
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def names(self, pattern: str = "*") -> list[str]:
+        """Return the registered names that match a shell pattern, in alphabetical order."""
+        return sorted(name for name in self._entries if fnmatchcase(name, pattern))

@@ -1,0 +1,23 @@
+"""Fixtures that every area shares."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+SHARED = Path(__file__).resolve().parents[2] / "shared"
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder with real data and weights beside the checkout."""
+    if not (SHARED / "README.md").is_file():
+        pytest.skip(f"needs the shared data folder, absent at {SHARED}")
+    return SHARED
+
+
+@pytest.fixture(autouse=True)
+def _fixed_seed() -> None:
+    torch.manual_seed(0)
