@@ -1,0 +1,1 @@
+"""Network parts: backbones, growing heads, adapters, prompts and network surgery."""

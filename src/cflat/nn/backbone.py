@@ -1,0 +1,277 @@
+"""Backbones: a timm model without its head, with the input size and normalisation its weights expect.
+
+Nothing is downloaded unless ``weights="timm"`` asks for it. ViT names stand for explicit timm tags, because a
+bare timm name changes its weights between timm versions.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import timm
+from timm.models import ResNet, VisionTransformer
+from torch import Tensor, nn
+
+from cflat._errors import DataError, check
+from cflat._registry import Registry
+from cflat.nn.small import ResNet32, SmallCNN
+from cflat.nn.weights import load_weights_
+
+__all__ = ["Backbone", "BackboneSpec", "Family", "create_backbone", "list_backbones"]
+
+logger = logging.getLogger(__name__)
+
+Family = Literal["vit", "resnet", "other"]
+
+_CIFAR_MEAN, _CIFAR_STD = (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)
+_HALF = (0.5, 0.5, 0.5)
+
+
+class Backbone(nn.Module):
+    """Map images to features with a headless timm model.
+
+    Attributes:
+        name: The name it was created by.
+        model: The timm model (or one of `cflat.nn.small`), unchanged.
+        family: ``"vit"``, ``"resnet"`` or ``"other"``: what adapters, prompts and splits can rely on.
+        feature_dim: Width of the features. A ViT gives the CLS token after the final norm.
+        image_size: Height and width of the expected images.
+        num_channels: Number of image channels.
+        mean: Per-channel mean that the weights expect to be subtracted from images in [0, 1].
+        std: Per-channel deviation to divide by.
+
+    >>> import torch
+    >>> backbone = create_backbone("resnet32")
+    >>> backbone(torch.zeros(2, 3, 32, 32)).shape
+    torch.Size([2, 64])
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        name: str,
+        image_size: int,
+        num_channels: int,
+        mean: tuple[float, ...],
+        std: tuple[float, ...],
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.name = name
+        self.family = _family(model)
+        self.feature_dim = int(model.num_features)  # type: ignore[arg-type]
+        self.image_size = image_size
+        self.num_channels = num_channels
+        self.mean = _per_channel(mean, num_channels)
+        self.std = _per_channel(std, num_channels)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return features of shape (B, feature_dim)."""
+        features: Tensor = self.model(images)
+        return features
+
+
+@dataclass(frozen=True)
+class BackboneSpec:
+    """One row of the table of names."""
+
+    description: str
+    timm_name: str = ""
+    """Name with its tag; empty for networks that are not in timm or have no published weights."""
+    build: Callable[[int, int, float], nn.Module] | None = None
+    """Makes the model from image size, channels and drop-path rate when timm's factory does not."""
+    image_size: int = 224
+    mean: tuple[float, ...] = _HALF
+    std: tuple[float, ...] = _HALF
+
+
+def create_backbone(
+    name: str,
+    *,
+    weights: str | Path | None = None,
+    image_size: int | None = None,
+    num_channels: int = 3,
+    drop_path_rate: float = 0.0,
+) -> Backbone:
+    """Create a backbone by name; `list_backbones` has the names, ``timm:NAME`` is any other timm model.
+
+    Args:
+        name: A listed name or ``timm:NAME``.
+        weights: `None` for random weights, ``"timm"`` to let timm download the published ones (or find them
+            in its cache), else the path of a safetensors file or a state dict.
+        image_size: Input height and width; `None` takes the size that the weights were made for.
+        num_channels: Channels of the images.
+        drop_path_rate: Stochastic depth of the residual blocks, in [0, 1). timm models only.
+
+    Raises:
+        ValueError: The name is unknown or an argument does not suit the backbone.
+        DataError: The weights cannot be found or do not fit.
+    """
+    check("num_channels", num_channels, at_least=1, integer=True)
+    check("drop_path_rate", drop_path_rate, at_least=0, below=1)
+    if image_size is not None:
+        check("image_size", image_size, at_least=1, integer=True)
+    is_pretrained = weights == "timm"
+    spec = BackboneSpec("", timm_name=name[5:]) if name.startswith("timm:") else _BACKBONES[name]
+    if spec.build is None:
+        backbone = _from_timm(name, spec.timm_name, is_pretrained, image_size, num_channels, drop_path_rate)
+    elif is_pretrained:
+        raise ValueError(f"{name} has no published weights; leave weights out or give the path of a file.")
+    else:
+        image_size = image_size or spec.image_size
+        model = spec.build(image_size, num_channels, drop_path_rate)
+        backbone = Backbone(
+            model, name=name, image_size=image_size, num_channels=num_channels, mean=spec.mean, std=spec.std
+        )
+    if weights is None and backbone.family == "vit":
+        logger.warning(
+            "%s starts from random weights: methods for pretrained models run, but their accuracy means "
+            'little. Give a weights file, or weights="timm" when online.',
+            name,
+        )
+    elif weights is not None and not is_pretrained:
+        load_weights_(backbone.model, weights)
+    return backbone
+
+
+def list_backbones(pattern: str = "*") -> dict[str, str]:
+    """Return the names that match a shell pattern, each with a one-line description."""
+    return {name: _BACKBONES[name].description for name in _BACKBONES.names(pattern)}
+
+
+def _from_timm(
+    name: str,
+    timm_name: str,
+    pretrained: bool,
+    image_size: int | None,
+    num_channels: int,
+    drop_path: float,
+) -> Backbone:
+    config = timm.get_pretrained_cfg(timm_name)
+    if config is None:
+        raise ValueError(f"timm {timm.__version__} has no model {timm_name!r}; see timm.list_models().")
+    options: dict[str, Any] = {"drop_path_rate": drop_path} if drop_path else {}
+    if image_size is not None and config.fixed_input_size:
+        options["img_size"] = image_size
+    try:
+        model = timm.create_model(
+            timm_name, pretrained=pretrained, num_classes=0, in_chans=num_channels, **options
+        )
+    except OSError as error:
+        raise DataError(
+            f"The published weights of {timm_name} could not be fetched. "
+            "Go online once, or give the path of a downloaded file as weights."
+        ) from error
+    size = image_size or int(config.input_size[-1])
+    if isinstance(model, VisionTransformer) and size % model.patch_embed.patch_size[0]:
+        patch = model.patch_embed.patch_size[0]
+        raise ValueError(f"image_size must be a multiple of {name}'s patch size {patch}, got {size}.")
+    return Backbone(
+        model, name=name, image_size=size, num_channels=num_channels, mean=config.mean, std=config.std
+    )
+
+
+def _family(model: nn.Module) -> Family:
+    if isinstance(model, VisionTransformer):
+        return "vit"
+    return "resnet" if isinstance(model, ResNet | ResNet32) else "other"
+
+
+def _per_channel(values: tuple[float, ...], num_channels: int) -> tuple[float, ...]:
+    if len(values) == num_channels:
+        return tuple(values)
+    return (sum(values) / len(values),) * num_channels
+
+
+def _cifar_resnet(timm_name: str) -> Callable[[int, int, float], nn.Module]:
+    """Swap the ImageNet stem, which would shrink 32x32 images to 8x8 before the first block."""
+
+    def build(image_size: int, num_channels: int, drop_path: float) -> nn.Module:
+        del image_size  # fully convolutional
+        model = timm.create_model(timm_name, num_classes=0, in_chans=num_channels, drop_path_rate=drop_path)
+        model.conv1 = nn.Conv2d(num_channels, 64, 3, padding=1, bias=False)
+        nn.init.kaiming_normal_(model.conv1.weight, mode="fan_out", nonlinearity="relu")
+        model.maxpool = nn.Identity()
+        return model
+
+    return build
+
+
+def _convolutional(network: type[ResNet32] | type[SmallCNN]) -> Callable[[int, int, float], nn.Module]:
+    def build(image_size: int, num_channels: int, drop_path: float) -> nn.Module:
+        del image_size
+        check("drop_path_rate", drop_path, at_most=0)
+        return network(num_channels)
+
+    return build
+
+
+def _smoke_vit(image_size: int, num_channels: int, drop_path: float) -> nn.Module:
+    """Build a ViT of 6 blocks and width 64 with the largest patch that leaves at least 4x4 of them."""
+    check("image_size", image_size, at_least=4)
+    patch_size = max(side for side in range(1, image_size // 4 + 1) if image_size % side == 0)
+    return VisionTransformer(
+        img_size=image_size,
+        patch_size=patch_size,
+        in_chans=num_channels,
+        num_classes=0,
+        embed_dim=64,
+        depth=6,
+        num_heads=4,
+        mlp_ratio=2.0,
+        drop_path_rate=drop_path,
+    )
+
+
+_BACKBONES: Registry[BackboneSpec] = Registry("backbone")
+
+for _depth in (18, 34):
+    _BACKBONES.add(
+        f"resnet{_depth}",
+        BackboneSpec(f"ResNet-{_depth}, ImageNet stem", timm_name=f"resnet{_depth}.tv_in1k"),
+    )
+    _BACKBONES.add(
+        f"resnet{_depth}_cifar",
+        BackboneSpec(
+            f"ResNet-{_depth}, 3x3 stem without pooling for 32x32 images",
+            build=_cifar_resnet(f"resnet{_depth}"),
+            image_size=32,
+            mean=_CIFAR_MEAN,
+            std=_CIFAR_STD,
+        ),
+    )
+_BACKBONES.add(
+    "resnet32",
+    BackboneSpec(
+        "CIFAR ResNet-32, 64 features",
+        build=_convolutional(ResNet32),
+        image_size=32,
+        mean=_CIFAR_MEAN,
+        std=_CIFAR_STD,
+    ),
+)
+_BACKBONES.add(
+    "small_cnn",
+    BackboneSpec("four convolutions, 64 features, for digits", build=_convolutional(SmallCNN), image_size=8),
+)
+_BACKBONES.add(
+    "vit_smoke",
+    BackboneSpec("tiny random ViT for small images: smoke runs and tests", build=_smoke_vit, image_size=8),
+)
+for _size in ("tiny", "base", "large"):
+    for _suffix, _tag, _source in (
+        ("", "augreg_in21k_ft_in1k", "ImageNet-21k, fine-tuned on ImageNet-1k"),
+        ("_in21k", "augreg_in21k", "ImageNet-21k"),
+    ):
+        _BACKBONES.add(
+            f"vit_{_size}{_suffix}",
+            BackboneSpec(
+                f"ViT-{_size.capitalize()}/16; published weights: {_source}",
+                timm_name=f"vit_{_size}_patch16_224.{_tag}",
+            ),
+        )

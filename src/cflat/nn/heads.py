@@ -1,0 +1,213 @@
+"""Classifier heads that grow with the classes: linear, cosine, nearest mean (and ridge, in `cflat.nn.ridge`).
+
+All share one small interface: ``head(features)`` gives scores of shape (B, num_classes), larger is better,
+``head.num_classes`` counts the classes and ``head.grow(num_new)`` adds some. Everything that a head knows is
+in its ``state_dict``, and a head of any size loads the state of any other size.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from cflat._errors import check
+from cflat.nn._growing import GrowingModule
+
+__all__ = ["CosineHead", "LinearHead", "NearestMeanHead"]
+
+
+class LinearHead(GrowingModule):
+    """Score classes with ``features @ weight.T + bias``.
+
+    Args:
+        feature_dim: Width of the features.
+        num_classes: Classes at the start; 0 leaves all to `grow`.
+        init: New weights are Kaiming-uniform with linear gain, or normal with deviation 0.02, truncated (L2P,
+            DualPrompt). Biases start at 0.
+
+    >>> head = LinearHead(8, 2)
+    >>> head.grow(3)
+    >>> head(torch.zeros(1, 8)).shape
+    torch.Size([1, 5])
+    """
+
+    growing = ("weight", "bias")
+
+    def __init__(
+        self,
+        feature_dim: int,
+        num_classes: int = 0,
+        *,
+        init: Literal["kaiming", "truncated_normal"] = "kaiming",
+    ) -> None:
+        super().__init__()
+        self.init = init
+        self.weight = nn.Parameter(torch.empty(0, feature_dim))
+        self.bias = nn.Parameter(torch.empty(0))
+        self.grow(num_classes)
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes that have a score."""
+        return self.weight.shape[0]
+
+    @property
+    def feature_dim(self) -> int:
+        """Width of the features."""
+        return self.weight.shape[1]
+
+    def grow(self, num_new: int, *, num_new_features: int = 0) -> None:
+        """Add classes, and inputs at the end of the features (MEMO); known weights keep their place.
+
+        Args:
+            num_new: Classes to add; their rows are random.
+            num_new_features: Inputs to add; their columns are random for old classes too.
+        """
+        check("num_new", num_new, at_least=0, integer=True)
+        check("num_new_features", num_new_features, at_least=0, integer=True)
+        num_old, old_dim = self.weight.shape
+        if num_new == num_new_features == 0:
+            return
+        weight = self.weight.new_empty(num_old + num_new, old_dim + num_new_features)
+        if weight.numel():
+            self._initialise_(weight)
+        weight[:num_old, :old_dim] = self.weight.detach()
+        self._replace("weight", weight.detach())
+        self._replace("bias", torch.cat([self.bias.detach(), self.bias.new_zeros(num_new)]))
+
+    def _initialise_(self, weight: Tensor) -> None:
+        if self.init == "kaiming":
+            nn.init.kaiming_uniform_(weight, nonlinearity="linear")
+        else:
+            nn.init.trunc_normal_(weight, std=0.02)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return logits."""
+        return functional.linear(features, self.weight, self.bias)
+
+
+class CosineHead(GrowingModule):
+    """Score classes with ``sigma * cos(features, weight)``; sigma is learnable and starts at 1.
+
+    Args:
+        feature_dim: Width of the features.
+        num_classes: Classes at the start; 0 leaves all to `grow`.
+    """
+
+    growing = ("weight",)
+
+    def __init__(self, feature_dim: int, num_classes: int = 0) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(0, feature_dim))
+        self.sigma = nn.Parameter(torch.ones(()))
+        self.grow(num_classes)
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes that have a score."""
+        return self.weight.shape[0]
+
+    @property
+    def feature_dim(self) -> int:
+        """Width of the features."""
+        return self.weight.shape[1]
+
+    def grow(self, num_new: int, *, zero_rows: bool = False) -> None:
+        """Add classes with random rows, uniform in +-1/sqrt(feature_dim); old rows and sigma stay.
+
+        Args:
+            num_new: Classes to add.
+            zero_rows: Add zeros instead, as PILOT does. Only for rows that are overwritten (by prototypes)
+                before any training: the gradient of a normalised zero row is some 1e12 times too large, so
+                that one step throws the row far away, where it never turns again, and every global gradient
+                norm (SAM, C-Flat, clipping) sees nothing but such rows.
+        """
+        check("num_new", num_new, at_least=0, integer=True)
+        rows = self.weight.new_zeros(num_new, self.feature_dim)
+        if not zero_rows:
+            bound = self.feature_dim**-0.5
+            rows = rows.uniform_(-bound, bound)
+        self._replace("weight", torch.cat([self.weight.detach(), rows]))
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return scaled cosines."""
+        rows = functional.normalize(self.weight, dim=1)
+        return self.sigma * functional.linear(functional.normalize(features, dim=1), rows)
+
+
+class NearestMeanHead(GrowingModule):
+    """Score classes by how near their mean feature is; nothing is trained.
+
+    A class without features scores ``-inf``. Features may arrive in any number of batches and tasks, so that
+    domain streams simply keep updating the same classes.
+
+    Args:
+        feature_dim: Width of the features.
+        num_classes: Classes at the start; `update` adds those it meets.
+        metric: ``"cosine"`` compares with the mean of the raw features (SimpleCIL); ``"euclidean"`` is minus
+            the squared distance between the unit feature and the unit mean of unit features (iCaRL's NME).
+    """
+
+    growing = ("sums", "counts")
+    sums: Tensor
+    counts: Tensor
+
+    def __init__(
+        self, feature_dim: int, num_classes: int = 0, *, metric: Literal["cosine", "euclidean"] = "cosine"
+    ) -> None:
+        super().__init__()
+        self.metric = metric
+        self.register_buffer("sums", torch.zeros(num_classes, feature_dim))
+        self.register_buffer("counts", torch.zeros(num_classes))
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes that have a score."""
+        return self.counts.shape[0]
+
+    @property
+    def feature_dim(self) -> int:
+        """Width of the features."""
+        return self.sums.shape[1]
+
+    @property
+    def means(self) -> Tensor:
+        """Mean features, (num_classes, feature_dim): raw ones, or unit ones for the Euclidean metric."""
+        means = self.sums / self.counts.clamp(min=1).unsqueeze(1)
+        return means if self.metric == "cosine" else functional.normalize(means, dim=1)
+
+    def grow(self, num_new: int) -> None:
+        """Add classes that have no features yet."""
+        check("num_new", num_new, at_least=0, integer=True)
+        self.sums = torch.cat([self.sums, self.sums.new_zeros(num_new, self.feature_dim)])
+        self.counts = torch.cat([self.counts, self.counts.new_zeros(num_new)])
+
+    def reset(self) -> None:
+        """Forget all features and keep the number of classes: iCaRL's means follow the current network."""
+        self.sums.zero_()
+        self.counts.zero_()
+
+    @torch.no_grad()
+    def update(self, features: Tensor, labels: Tensor) -> None:
+        """Count in features (B, feature_dim) with labels (B,); labels of unknown classes grow the head."""
+        if not len(labels):
+            return
+        self.grow(max(0, int(labels.max()) + 1 - self.num_classes))
+        if self.metric == "euclidean":
+            features = functional.normalize(features, dim=1)
+        membership = functional.one_hot(labels, self.num_classes).to(self.sums.dtype)  # (B, C)
+        self.sums += membership.T @ features.to(self.sums.dtype)
+        self.counts += membership.sum(0)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return cosines or minus squared distances."""
+        means = self.means
+        features = functional.normalize(features.to(means.dtype), dim=1)
+        if self.metric == "cosine":
+            scores = functional.linear(features, functional.normalize(means, dim=1))
+        else:
+            scores = -torch.cdist(features, means).square()
+        return scores.masked_fill(self.counts == 0, -torch.inf)

@@ -1,0 +1,101 @@
+"""The two small convolutional networks that timm does not have: CIFAR ResNet-32 and a three-stage CNN.
+
+Both follow timm's conventions (`forward_features`, `global_pool`, stages `layer1` ... `layer3`), so that the
+rest of the package treats them like a timm ResNet.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+__all__ = ["ResNet32", "SmallCNN"]
+
+
+class _BasicBlock(nn.Module):
+    """Two 3x3 convolutions with a shortcut that subsamples and pads channels with zeros (no parameters)."""
+
+    def __init__(self, num_inputs: int, num_outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(num_inputs, num_outputs, 3, stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(num_outputs)
+        self.conv2 = nn.Conv2d(num_outputs, num_outputs, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(num_outputs)
+        self.stride = stride
+        self.num_padded = num_outputs - num_inputs
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = functional.relu(self.bn1(self.conv1(inputs)))
+        hidden = self.bn2(self.conv2(hidden))
+        shortcut = inputs[:, :, :: self.stride, :: self.stride]
+        if self.num_padded:
+            shortcut = functional.pad(shortcut, (0, 0, 0, 0, 0, self.num_padded))
+        return functional.relu(hidden + shortcut)
+
+
+def _stage(num_inputs: int, num_outputs: int, num_blocks: int, stride: int) -> nn.Sequential:
+    blocks = [_BasicBlock(num_inputs, num_outputs, stride)]
+    blocks += [_BasicBlock(num_outputs, num_outputs, 1) for _ in range(num_blocks - 1)]
+    return nn.Sequential(*blocks)
+
+
+class _ThreeStages(nn.Module):
+    """The forward pass that both networks share: stem, three stages, average over positions."""
+
+    num_features: int
+    stem: nn.Module
+    layer1: nn.Module
+    layer2: nn.Module
+    layer3: nn.Module
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.global_pool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+    def _initialise(self) -> None:
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward_features(self, images: Tensor) -> Tensor:
+        """Return the feature maps before the average over positions."""
+        maps: Tensor = self.layer3(self.layer2(self.layer1(self.stem(images))))
+        return maps
+
+    def forward(self, images: Tensor) -> Tensor:
+        pooled: Tensor = self.global_pool(self.forward_features(images))
+        return pooled
+
+
+class ResNet32(_ThreeStages):
+    """The CIFAR ResNet-32 of He et al. (2016): 3 stages of 5 blocks, 16-32-64 planes, 64 features."""
+
+    def __init__(self, num_channels: int = 3) -> None:
+        super().__init__()
+        self.num_features = 64
+        self.stem = _convolution(num_channels, 16)
+        self.layer1 = _stage(16, 16, 5, stride=1)
+        self.layer2 = _stage(16, 32, 5, stride=2)
+        self.layer3 = _stage(32, 64, 5, stride=2)
+        self._initialise()
+
+
+class SmallCNN(_ThreeStages):
+    """Four convolutions with BatchNorm, 64 features: enough for 8x8 digits and quick on a laptop CPU."""
+
+    def __init__(self, num_channels: int = 3) -> None:
+        super().__init__()
+        self.num_features = 64
+        self.stem = _convolution(num_channels, 16)
+        self.layer1 = _convolution(16, 32)
+        self.layer2 = _convolution(32, 64, stride=2)
+        self.layer3 = _convolution(64, 64)
+        self._initialise()
+
+
+def _convolution(num_inputs: int, num_outputs: int, stride: int = 1) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(num_inputs, num_outputs, 3, stride, padding=1, bias=False),
+        nn.BatchNorm2d(num_outputs),
+        nn.ReLU(),
+    )

@@ -1,0 +1,153 @@
+"""Take networks apart and put them together: freezing, splitting (MEMO), merging weights (DUCT)."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+import torch
+from timm.models import ResNet, VisionTransformer
+from timm.models.vision_transformer import global_pool_nlc
+from torch import Tensor, nn
+
+from cflat.nn.backbone import Backbone
+from cflat.nn.small import ResNet32, SmallCNN
+
+__all__ = [
+    "freeze",
+    "frozen_copy",
+    "load_parameters_",
+    "merge_weights",
+    "named_weights",
+    "split_backbone",
+    "train_unfrozen_",
+    "unfreeze",
+    "weight_delta",
+]
+
+Module = TypeVar("Module", bound=nn.Module)
+Weights = Mapping[str, Tensor]
+
+
+def freeze(module: Module) -> Module:
+    """Stop gradients of all parameters, switch to evaluation mode, and return the module."""
+    module.requires_grad_(False).eval()
+    return module
+
+
+def unfreeze(module: Module) -> Module:
+    """Let all parameters have gradients again, switch to training mode, and return the module."""
+    module.requires_grad_(True).train()
+    return module
+
+
+def frozen_copy(module: Module) -> Module:
+    """Return a frozen deep copy: a teacher, or a reference to return to."""
+    return freeze(copy.deepcopy(module))
+
+
+def train_unfrozen_(module: nn.Module) -> None:
+    """Switch to training mode all but the parts whose parameters are all frozen.
+
+    A plain ``module.train()`` would let the BatchNorm statistics of frozen parts move and their dropout act.
+    """
+    parameters = list(module.parameters())
+    if parameters and not any(parameter.requires_grad for parameter in parameters):
+        module.eval()
+        return
+    module.training = True
+    for child in module.children():
+        train_unfrozen_(child)
+
+
+def split_backbone(backbone: Backbone) -> tuple[nn.Module, nn.Module]:
+    """Split into a generalised part (all but the last stage) and a specialised part (last stage and pool).
+
+    ``specialised(generalised(images))`` equals ``backbone(images)``. The last stage is the last block and
+    final norm of a ViT, ``layer4`` of a timm ResNet and ``layer3`` of ResNet-32 and the small CNN. Both parts
+    are copies: the backbone is left whole and shares nothing with them.
+    """
+    model = copy.deepcopy(backbone.model)
+    if isinstance(model, VisionTransformer):
+        return _split_vit(model)
+    if isinstance(model, ResNet | ResNet32 | SmallCNN):
+        return _split_stages(model, "layer4" if isinstance(model, ResNet) else "layer3")
+    raise ValueError(f"{backbone.name} cannot be split; choose a ViT, a ResNet or small_cnn.")
+
+
+def _split_stages(model: ResNet | ResNet32 | SmallCNN, last: str) -> tuple[nn.Module, nn.Module]:
+    specialised = nn.Sequential(getattr(model, last), model.global_pool)
+    setattr(model, last, nn.Identity())
+    return _Trunk(model), specialised
+
+
+def _split_vit(model: VisionTransformer) -> tuple[nn.Module, nn.Module]:
+    pool = _TokenPool(model.global_pool, model.num_prefix_tokens)
+    specialised = nn.Sequential(model.blocks[-1], model.norm, pool, model.fc_norm)
+    model.blocks = model.blocks[:-1]
+    model.norm = nn.Identity()
+    model.fc_norm = nn.Identity()
+    return _Trunk(model), specialised
+
+
+class _Trunk(nn.Module):
+    """A timm model up to, and without, its pooling."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: Tensor) -> Tensor:
+        hidden: Tensor = self.model.forward_features(images)  # type: ignore[operator]
+        return hidden
+
+
+class _TokenPool(nn.Module):
+    def __init__(self, pool_type: str, num_prefix_tokens: int) -> None:
+        super().__init__()
+        self.pool_type = pool_type
+        self.num_prefix_tokens = num_prefix_tokens
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        pooled: Tensor = global_pool_nlc(
+            tokens, pool_type=self.pool_type, num_prefix_tokens=self.num_prefix_tokens
+        )
+        return pooled
+
+
+def named_weights(module: nn.Module) -> dict[str, Tensor]:
+    """Return copies of all parameters by name, without gradients."""
+    return {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
+
+
+@torch.no_grad()
+def load_parameters_(module: nn.Module, weights: Weights) -> None:
+    """Copy ``weights`` into the parameters of the same names; buffers stay as they are."""
+    parameters = dict(module.named_parameters())
+    if parameters.keys() != weights.keys():
+        strangers = sorted(parameters.keys() ^ weights.keys())
+        raise ValueError(f"The weights belong to another module: {', '.join(strangers[:3])} are not in both.")
+    for name, parameter in parameters.items():
+        parameter.copy_(weights[name])
+
+
+def weight_delta(after: Weights, before: Weights) -> dict[str, Tensor]:
+    """Return what training changed: ``after - before``, by name."""
+    return {name: after[name] - before[name] for name in before}
+
+
+def merge_weights(
+    base: Weights, deltas: Sequence[Weights], scales: Sequence[float], *, alpha: float
+) -> dict[str, Tensor]:
+    """Return ``base + sum_i alpha * scales[i] * deltas[i]``, by name (DUCT's representation merging).
+
+    The sum is not an average: the total weight grows with the number of deltas.
+    """
+    if len(deltas) != len(scales):
+        raise ValueError(f"Each delta needs one scale; got {len(deltas)} deltas and {len(scales)} scales.")
+    merged = {name: values.clone() for name, values in base.items()}
+    for delta, scale in zip(deltas, scales, strict=True):
+        for name, values in merged.items():
+            values.add_(delta[name], alpha=alpha * scale)
+    return merged

@@ -1,0 +1,96 @@
+"""Load backbone weights from a file: safetensors or a state dict, never arbitrary pickles."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from timm.layers.pos_embed import resample_abs_pos_embed
+from timm.models import VisionTransformer, load_state_dict
+from torch import Tensor, nn
+
+from cflat._errors import DataError
+
+__all__ = ["load_weights_"]
+
+# Classifier parts under the names that timm and torchvision give them; a backbone has none of these.
+_HEAD_PREFIXES = ("head.", "head_dist.", "fc.", "classifier.", "pre_logits.")
+_NUM_NAMED = 3
+
+
+def load_weights_(model: nn.Module, path: str | Path) -> None:
+    """Fill ``model`` (a headless timm model) from ``path``; the classifier in the file is ignored.
+
+    Position embeddings of a ViT are resampled when the file was made for another input size.
+
+    Raises:
+        DataError: The file is missing or unreadable, or its tensors do not fit; the message names some.
+    """
+    own = model.state_dict()
+    given = {name: value for name, value in _read(Path(path)).items() if _belongs(name, own)}
+    if isinstance(model, VisionTransformer) and "pos_embed" in given and "pos_embed" in own:
+        given["pos_embed"] = _fit_positions(given["pos_embed"], model)
+    problems = [
+        *_listed("missing", sorted(own.keys() - given.keys() - _counters(own))),
+        *_listed("unexpected", sorted(given.keys() - own.keys())),
+        *_listed("of another shape", _misshapen(given, own)),
+    ]
+    if problems:
+        raise DataError(
+            f"The weights in {path} do not fit this backbone: {'; '.join(problems)}. "
+            "Choose the backbone that the file was made for."
+        )
+    model.load_state_dict(given, strict=False)
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    if not path.is_file():
+        raise DataError(f"No weights file at {path}. Give the path of a .safetensors file or a state dict.")
+    try:
+        state = load_state_dict(str(path), weights_only=True)
+        tensors = {str(name): value for name, value in state.items() if isinstance(value, Tensor)}
+    except Exception as error:  # a foreign file can be broken in more ways than can be listed
+        reason = str(error).split("\n", 1)[0]
+        raise DataError(
+            f"The weights file {path} cannot be read ({type(error).__name__}: {reason}). "
+            "It must be a safetensors file or a state dict of plain tensors."
+        ) from error
+    # A saved `Backbone` keeps its timm model under this name.
+    if tensors and all(name.startswith("model.") for name in tensors):
+        tensors = {name.removeprefix("model."): value for name, value in tensors.items()}
+    return tensors
+
+
+def _belongs(name: str, own: dict[str, Tensor]) -> bool:
+    return name in own or not name.startswith(_HEAD_PREFIXES)
+
+
+def _counters(names: Iterable[str]) -> set[str]:
+    """BatchNorm's step counters: absent from old files and used by no forward pass."""
+    return {name for name in names if name.endswith("num_batches_tracked")}
+
+
+def _fit_positions(positions: Tensor, model: VisionTransformer) -> Tensor:
+    num_prefix_tokens = 0 if model.no_embed_class else model.num_prefix_tokens
+    num_patches = positions.shape[1] - num_prefix_tokens
+    if round(num_patches**0.5) ** 2 != num_patches:
+        return positions  # no square grid to resample from: reported as a wrong shape
+    fitted: Tensor = resample_abs_pos_embed(
+        positions, new_size=list(model.patch_embed.grid_size), num_prefix_tokens=num_prefix_tokens
+    )
+    return fitted
+
+
+def _misshapen(given: dict[str, Tensor], own: dict[str, Tensor]) -> list[str]:
+    return [
+        f"{name} {tuple(given[name].shape)} instead of {tuple(own[name].shape)}"
+        for name in sorted(given.keys() & own.keys())
+        if given[name].shape != own[name].shape
+    ]
+
+
+def _listed(kind: str, names: list[str]) -> list[str]:
+    if not names:
+        return []
+    more = f" and {len(names) - _NUM_NAMED} more" if len(names) > _NUM_NAMED else ""
+    return [f"{len(names)} {kind} ({', '.join(names[:_NUM_NAMED])}{more})"]
