@@ -1,0 +1,35 @@
+"""Data: datasets, streams of tasks, transforms, loading and exemplar memory."""
+
+from cflat.data.batch import Batch
+from cflat.data.catalog import DatasetSpec, dataset_spec, list_datasets, load_dataset, register_dataset
+from cflat.data.dataset import Dataset
+from cflat.data.images import ImageSet
+from cflat.data.loader import BatchLoader
+from cflat.data.memory import ExemplarMemory, herding
+from cflat.data.presets import PRESETS, eval_transform, train_transform
+from cflat.data.stream import Stream, Task, build_stream, class_order
+from cflat.data.transforms import Transform
+
+from cflat.data import datasets as _datasets  # isort: skip  # noqa: F401  enters every dataset
+
+__all__ = [
+    "PRESETS",
+    "Batch",
+    "BatchLoader",
+    "Dataset",
+    "DatasetSpec",
+    "ExemplarMemory",
+    "ImageSet",
+    "Stream",
+    "Task",
+    "Transform",
+    "build_stream",
+    "class_order",
+    "dataset_spec",
+    "eval_transform",
+    "herding",
+    "list_datasets",
+    "load_dataset",
+    "register_dataset",
+    "train_transform",
+]

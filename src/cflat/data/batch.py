@@ -1,0 +1,46 @@
+"""One step's worth of images: what a loader yields and a method reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+__all__ = ["Batch"]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Transformed images with their labels, row numbers and whatever a method prepared for them.
+
+    >>> batch = Batch(torch.zeros(2, 3, 8, 8), torch.tensor([0, 1]), torch.tensor([5, 9]))
+    >>> len(batch.with_(teacher=torch.zeros(2, 4)))
+    2
+    """
+
+    images: Tensor
+    """Float images, (B, 3, H, W)."""
+    labels: Tensor
+    """Labels of the stream, int64, (B,)."""
+    rows: Tensor
+    """Row of each image in its dataset split, int64, (B,): the key of per-image caches."""
+    extras: Mapping[str, Tensor] = field(default_factory=dict)
+    """What ``Method.prepare`` added: teacher logits, query features, ..."""
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def with_(self, **extras: Tensor) -> Batch:
+        """Return a batch that carries these named tensors as well."""
+        return replace(self, extras={**self.extras, **extras})
+
+    def to(self, device: torch.device | str) -> Batch:
+        """Return the batch with every tensor on ``device``; copies from pinned memory do not block."""
+        return Batch(
+            self.images.to(device, non_blocking=True),
+            self.labels.to(device, non_blocking=True),
+            self.rows.to(device, non_blocking=True),
+            {name: value.to(device, non_blocking=True) for name, value in self.extras.items()},
+        )

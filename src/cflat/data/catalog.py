@@ -1,0 +1,187 @@
+"""The table of datasets, and `load_dataset`.
+
+A dataset is one file in ``datasets/`` that registers a `DatasetSpec` with its loader. Loaders pass every
+problem to ``source.report``: loading stops at the first, ``check_dataset`` collects them all.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from cflat._errors import DataError
+from cflat._registry import Registry, suggest
+from cflat.data.dataset import Dataset, Report, refuse, validate_dataset
+from cflat.data.images import ImageSet
+from cflat.data.pixels import DEFAULT_CACHE_BYTES, DecodedCache, FilePixels
+
+__all__ = [
+    "DATASETS",
+    "Dataset",
+    "DatasetSpec",
+    "Source",
+    "dataset_spec",
+    "list_datasets",
+    "load_dataset",
+    "register_dataset",
+]
+
+ROOT_VARIABLE = "CFLAT_DATA"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetSpec:
+    """What is known about a dataset before its files are read."""
+
+    name: str
+    title: str
+    layout: str
+    """Where the files are expected, below the data root or the given path."""
+    licence: str
+    num_classes: int | None = None
+    num_train: int | None = None
+    num_test: int | None = None
+    split: tuple[int, int] | None = None
+    """(initial, increment) of the class-incremental stream in the paper."""
+    domains: tuple[str, ...] = ()
+    preset: str = "pilot"
+    """Input preset that suits the images."""
+    places: tuple[str, ...] = ()
+    """File or folder names below the root; the first that exists is read."""
+    takes_path: bool = False
+    """Named as ``name:PATH`` instead of being looked up below the root."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a loader is given: where to look, how to keep images, and whom to tell about problems."""
+
+    spec: DatasetSpec
+    root: Path | None = None
+    path: Path | None = None
+    short_side: int | None = None
+    cache: DecodedCache = field(default_factory=DecodedCache)
+    report: Report = refuse
+
+    def find(self) -> Path:
+        """Return the file or folder to read.
+
+        Raises:
+            DataError: If there is no root, or nothing of this dataset below it.
+        """
+        if self.path is not None:
+            if not self.path.exists():
+                raise DataError(f"{str(self.path)!r} does not exist. Expected {self.spec.layout}.")
+            return self.path
+        title = self.spec.title
+        if self.root is None:
+            raise DataError(
+                f"{title} needs a data root: give one, or set ${ROOT_VARIABLE}. See docs/data.md."
+            )
+        if not self.root.is_dir():
+            raise DataError(f"The data root {str(self.root)!r} for {title} is not a folder.")
+        for place in self.spec.places:
+            if (self.root / place).exists():
+                return self.root / place
+        raise DataError(
+            f"{title} not found under {str(self.root)!r}. Expected {self.spec.layout}; see docs/data.md."
+        )
+
+    def images(
+        self, root: Path, paths: Sequence[str], labels: Sequence[int], domains: Sequence[int] | None = None
+    ) -> ImageSet:
+        """Return an image set over files below ``root``."""
+        store = FilePixels(root, paths, short_side=self.short_side, cache=self.cache)
+        return ImageSet(store, labels, domains=domains)
+
+
+Loader = Callable[[Source], Dataset]
+
+DATASETS: Registry[tuple[DatasetSpec, Loader]] = Registry("dataset")
+
+
+def register_dataset(spec: DatasetSpec) -> Callable[[Loader], Loader]:
+    """Enter the decorated loader into the catalogue."""
+
+    def enter(loader: Loader) -> Loader:
+        DATASETS.add(spec.name, (spec, loader))
+        return loader
+
+    return enter
+
+
+def list_datasets() -> list[DatasetSpec]:
+    """Return the catalogue in alphabetical order."""
+    return [DATASETS[name][0] for name in DATASETS]
+
+
+def dataset_spec(name: str) -> DatasetSpec:
+    """Return the catalogue entry of ``cifar100``, ``folder:PATH``, ..."""
+    return _resolve(name)[0]
+
+
+def load_dataset(
+    name: str,
+    root: str | Path | None = None,
+    *,
+    train_per_class: int | None = None,
+    test_per_class: int | None = None,
+    seed: int = 0,
+    short_side: int | None = None,
+    cache_bytes: int = DEFAULT_CACHE_BYTES,
+) -> Dataset:
+    """Load a dataset by name.
+
+    Args:
+        name: A catalogue name, or ``folder:PATH``, ``npz:PATH``, ``domains:PATH``.
+        root: Folder that holds the datasets; by default ``$CFLAT_DATA``. Not used by names with a path.
+        train_per_class: Keep so many training images of each class, and of each class and domain.
+        test_per_class: The same for test images.
+        seed: Seed of that choice.
+        short_side: Shrink image files to this shorter side when they are decoded; ``None`` keeps their size.
+        cache_bytes: Memory for decoded image files, train and test together.
+
+    Raises:
+        DataError: If files are missing, broken or inconsistent; the message says which.
+    """
+    dataset = read_dataset(name, root, refuse, short_side=short_side, cache_bytes=cache_bytes)
+    return dataset.subsample(train_per_class, test_per_class, seed)
+
+
+def read_dataset(
+    name: str,
+    root: str | Path | None,
+    report: Report,
+    *,
+    short_side: int | None = None,
+    cache_bytes: int = DEFAULT_CACHE_BYTES,
+) -> Dataset:
+    """Load all of a dataset, with every problem that can be passed over given to ``report``."""
+    spec, loader, path = _resolve(name)
+    given = os.environ.get(ROOT_VARIABLE) if root is None else root
+    source = Source(
+        spec,
+        root=Path(given).expanduser() if given else None,
+        path=None if path is None else Path(path).expanduser(),
+        short_side=short_side,
+        cache=DecodedCache(cache_bytes),
+        report=report,
+    )
+    dataset = replace(loader(source), name=name, split=spec.split)
+    validate_dataset(dataset, report)
+    return dataset
+
+
+def _resolve(name: str) -> tuple[DatasetSpec, Loader, str | None]:
+    kind, colon, path = name.partition(":")
+    if kind not in DATASETS:
+        known = DATASETS.names()
+        raise DataError(f"Unknown dataset {name!r}.{suggest(kind, known)} Known: {', '.join(known)}.")
+    spec, loader = DATASETS[kind]
+    if spec.takes_path and not path:
+        raise DataError(f"Dataset {name!r} needs a path: write {spec.name}:PATH.")
+    if colon and not spec.takes_path:
+        raise DataError(f"Dataset {spec.name!r} takes no path, got {name!r}; give the data root instead.")
+    return spec, loader, path if spec.takes_path else None

@@ -1,0 +1,113 @@
+"""`Dataset`: a train and a test split over one list of classes, and the rules that both must keep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import numpy as np
+
+from cflat._errors import DataError, check
+from cflat.data.images import ImageSet
+from cflat.data.pixels import Indices
+
+__all__ = ["Dataset", "Report", "image_groups", "refuse", "subsample", "validate_dataset"]
+
+Report: TypeAlias = Callable[[str], None]
+"""Receives each problem that is found: `refuse` stops at the first, ``list.append`` collects them all."""
+
+
+def refuse(problem: str) -> None:
+    """Raise the problem as a `DataError`."""
+    raise DataError(problem)
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Two splits of labelled images; original labels are indices into ``class_names``."""
+
+    name: str
+    train: ImageSet
+    test: ImageSet
+    class_names: tuple[str, ...]
+    domain_names: tuple[str, ...] | None = None
+    """Names of the domains that ``train.domains`` and ``test.domains`` index."""
+    split: tuple[int, int] | None = None
+    """Usual (initial, increment) of a class-incremental stream."""
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes, over all domains."""
+        return len(self.class_names)
+
+    def subsample(self, train_per_class: int | None, test_per_class: int | None, seed: int = 0) -> Dataset:
+        """Keep at most so many images of each class (and domain) in either split."""
+        return replace(
+            self,
+            train=subsample(self.train, train_per_class, (seed, 0), "train_per_class"),
+            test=subsample(self.test, test_per_class, (seed, 1), "test_per_class"),
+        )
+
+
+def image_groups(images: ImageSet) -> dict[tuple[int, int], Indices]:
+    """Return the positions of each (label, domain), in ascending order; without domains, that is -1."""
+    domains = np.full(len(images), -1) if images.domains is None else images.domains
+    order = np.lexsort((domains, images.labels))
+    keys = np.stack([images.labels[order], domains[order]], axis=1)
+    starts = np.flatnonzero(np.any(np.diff(keys, axis=0), axis=1)) + 1
+    return {
+        (int(keys[start, 0]), int(keys[start, 1])): order[start:stop]
+        for start, stop in zip([0, *starts], [*starts, len(order)], strict=True)
+        if stop > start
+    }
+
+
+def subsample(
+    images: ImageSet, per_class: int | None, key: Sequence[int], name: str = "per_class"
+) -> ImageSet:
+    """Choose ``per_class`` images of each (label, domain) at random, as a pure function of ``key``.
+
+    A smaller choice under the same key is a part of a larger one. Row order is kept.
+    """
+    if per_class is None:
+        return images
+    check(name, per_class, above=0, integer=True)
+    kept = [
+        np.random.default_rng((*key, label, domain + 1)).permutation(positions)[:per_class]
+        for (label, domain), positions in image_groups(images).items()
+    ]
+    return images.select(np.sort(np.concatenate(kept)))
+
+
+def validate_dataset(dataset: Dataset, report: Report = refuse) -> None:
+    """Report empty splits, labels and domains outside their lists, and classes without training images."""
+    num_domains = len(dataset.domain_names or ())
+    for split, images in (("train", dataset.train), ("test", dataset.test)):
+        where = f"the {split} split of dataset {dataset.name!r}"
+        if len(images) == 0:
+            report(f"There are no images in {where}.")
+        _validate_range(images, "Label", images.labels, dataset.num_classes, where, report)
+        if images.domains is not None:
+            _validate_range(images, "Domain", images.domains, num_domains, where, report)
+    trained = np.isin(np.arange(dataset.num_classes), dataset.train.labels)
+    tested = np.isin(np.arange(dataset.num_classes), dataset.test.labels)
+    for label in np.flatnonzero(~trained):
+        fact = (
+            "is in the test split but not in the train split"
+            if tested[label]
+            else "is empty: it has no images"
+        )
+        report(f"Class {dataset.class_names[label]!r} (label {label}) of dataset {dataset.name!r} {fact}.")
+
+
+def _validate_range(
+    images: ImageSet, what: str, values: Indices, count: int, where: str, report: Report
+) -> None:
+    wrong = np.flatnonzero((values < 0) | (values >= count))
+    if len(wrong):
+        example = images.store.describe(int(images.rows[wrong[0]]))
+        report(
+            f"{what} {values[wrong[0]]} of {example} in {where} is out of range: expected 0 to {count - 1}"
+            f" ({len(wrong)} such images)."
+        )

@@ -1,0 +1,224 @@
+"""Where pixels come from: arrays in memory, or image files that are decoded on first use and then kept.
+
+Every store hands out uint8 RGB images as (3, H, W) tensors; grey images are repeated over the three
+channels, so that any backbone reads any dataset.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import stat
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image, UnidentifiedImageError
+from torch import Tensor
+
+from cflat._errors import DataError, check
+
+__all__ = ["ArrayPixels", "DecodedCache", "FilePixels", "Indices", "PixelStore", "Pixels", "decode_image"]
+
+Indices: TypeAlias = npt.NDArray[np.int64]
+Pixels: TypeAlias = Tensor | list[Tensor]
+"""Stacked (B, 3, H, W) when all images have one size, else a list of (3, H, W)."""
+
+DEFAULT_CACHE_BYTES = 2 << 30
+
+
+class PixelStore(Protocol):
+    """The images of one dataset split, addressed by row."""
+
+    def __len__(self) -> int: ...
+
+    def read(self, rows: Indices) -> Pixels:
+        """Return the uint8 images of these rows, in their order."""
+        ...
+
+    def content(self, row: int) -> bytes:
+        """Return bytes that are equal for equal images: encoded files as they lie on disk, or raw pixels."""
+        ...
+
+    def describe(self, row: int) -> str:
+        """Name an image for a message: its path, or its row."""
+        ...
+
+    def fingerprint(self) -> str:
+        """Return a hash that changes when the images are others, or in another order."""
+        ...
+
+
+class ArrayPixels:
+    """Hold equal-sized uint8 images in memory.
+
+    Args:
+        array: NumPy (N, H, W, 3), (N, H, W, 1) or (N, H, W), or a tensor (N, 3, H, W) or (N, 1, H, W).
+        name: What messages call the array.
+    """
+
+    def __init__(self, array: npt.NDArray[np.uint8] | Tensor, name: str = "images") -> None:
+        images = array if isinstance(array, Tensor) else _channels_first(array, name)
+        if images.dtype != torch.uint8:
+            raise DataError(f"{name} holds {images.dtype} values; expected uint8 pixels from 0 to 255.")
+        if images.ndim != 4 or images.shape[1] not in (1, 3):
+            raise DataError(f"{name} has shape {tuple(array.shape)}; {_EXPECTED}")
+        self.name = name
+        self._images = images.contiguous()
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def read(self, rows: Indices) -> Tensor:
+        """Return the images of these rows as one batch."""
+        images = self._images[torch.from_numpy(np.ascontiguousarray(rows))]
+        return images if images.shape[1] == 3 else images.expand(-1, 3, -1, -1)
+
+    def content(self, row: int) -> bytes:
+        """Return the raw pixels of one image."""
+        return self._images[row].numpy().tobytes()
+
+    def describe(self, row: int) -> str:
+        """Name an image by the array and its row."""
+        return f"{self.name}[{row}]"
+
+    def fingerprint(self) -> str:
+        """Hash shape and pixels."""
+        digest = hashlib.blake2b(str(tuple(self._images.shape)).encode(), digest_size=16)
+        digest.update(self._images.numpy().data)
+        return digest.hexdigest()
+
+
+_EXPECTED = "expected (images, height, width, 3), (images, height, width, 1) or (images, height, width)."
+
+
+def _channels_first(array: npt.NDArray[np.uint8], name: str) -> Tensor:
+    if array.dtype != np.uint8:
+        raise DataError(f"{name} holds {array.dtype} values; expected uint8 pixels from 0 to 255.")
+    if array.ndim == 3:
+        array = array[..., None]
+    if array.ndim != 4 or array.shape[-1] not in (1, 3):
+        raise DataError(f"{name} has shape {array.shape}; {_EXPECTED}")
+    return torch.tensor(array).permute(0, 3, 1, 2)
+
+
+class DecodedCache:
+    """Keep decoded images until ``budget_bytes`` are used; later images are decoded again at every read.
+
+    Nothing is evicted: a shuffled epoch reads every image once, so that keeping the first ones saves as many
+    decodings as any other choice, and eviction would only add copies.
+    """
+
+    def __init__(self, budget_bytes: int = DEFAULT_CACHE_BYTES) -> None:
+        check("cache_bytes", budget_bytes, at_least=0, integer=True)
+        self.budget_bytes = budget_bytes
+        self.used_bytes = 0
+        self._images: dict[Path, Tensor] = {}
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def get(self, path: Path, short_side: int | None) -> Tensor:
+        """Return the image at ``path``, from memory when it is kept there."""
+        kept = self._images.get(path)
+        if kept is not None:
+            return kept
+        image = decode_image(path, short_side)
+        with self._lock:
+            if path not in self._images and self.used_bytes + image.nbytes <= self.budget_bytes:
+                self._images[path] = image
+                self.used_bytes += image.nbytes
+        return image
+
+
+class FilePixels:
+    """Decode image files on request and keep them in memory while the budget lasts.
+
+    Args:
+        root: Folder that the paths are relative to.
+        paths: One relative path per row.
+        short_side: Shrink images whose shorter side is longer than this; ``None`` keeps the file's
+            resolution.
+        cache: Where decoded images are kept; the splits of a dataset share one.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        paths: Sequence[str],
+        *,
+        short_side: int | None = None,
+        cache: DecodedCache | None = None,
+    ) -> None:
+        if short_side is not None:
+            check("short_side", short_side, above=0, integer=True)
+        self.root = root
+        self.paths = tuple(paths)
+        self.short_side = short_side
+        self.cache = DecodedCache() if cache is None else cache
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def read(self, rows: Indices) -> Pixels:
+        """Return the images of these rows, stacked when their sizes agree."""
+        images = [self.cache.get(self.root / self.paths[row], self.short_side) for row in rows]
+        same_size = len({image.shape for image in images}) == 1
+        return torch.stack(images) if same_size else images
+
+    def content(self, row: int) -> bytes:
+        """Return the encoded file."""
+        path = self.root / self.paths[row]
+        try:
+            return _regular(path).read_bytes()
+        except OSError as error:
+            raise DataError(f"Cannot read image {str(path)!r}: {_reason(error)}.") from error
+
+    def describe(self, row: int) -> str:
+        """Name an image by its path."""
+        return str(self.root / self.paths[row])
+
+    def fingerprint(self) -> str:
+        """Hash the relative paths and the stored size."""
+        text = "\n".join((str(self.short_side), *self.paths))
+        return hashlib.blake2b(text.encode(errors="surrogateescape"), digest_size=16).hexdigest()
+
+
+def decode_image(path: Path, short_side: int | None = None) -> Tensor:
+    """Decode one file as a uint8 RGB tensor (3, H, W), shrunk to ``short_side`` if that is given.
+
+    Raises:
+        DataError: If the file is missing, truncated or no image; the message names it.
+    """
+    try:
+        with Image.open(_regular(path)) as image:
+            # A palette with alpha per entry makes PIL warn unless it goes through RGBA.
+            rgb = (image.convert("RGBA") if "transparency" in image.info else image).convert("RGB")
+    except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
+        raise DataError(f"Cannot read image {str(path)!r}: {_reason(error)}.") from error
+    if short_side is not None and min(rgb.size) > short_side:
+        factor = short_side / min(rgb.size)
+        width, height = (max(short_side, round(side * factor)) for side in rgb.size)
+        rgb = rgb.resize((width, height), Image.Resampling.BICUBIC)
+    return torch.from_numpy(np.array(rgb)).permute(2, 0, 1)
+
+
+def _regular(path: Path) -> Path:
+    """Return ``path`` if it is a regular file: opening a pipe or a device could block for ever."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError("it is not a regular file")
+    return path
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, FileNotFoundError):
+        return "the file does not exist"
+    if isinstance(error, UnidentifiedImageError):
+        return "it is not an image in a known format"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return str(error).rstrip(".") or type(error).__name__

@@ -1,0 +1,135 @@
+"""Named input recipes: which transform a backbone is trained and tested with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from torchvision.transforms.v2 import InterpolationMode
+
+from cflat._errors import check
+from cflat._registry import Registry
+from cflat.data.transforms import (
+    Brightness,
+    Flip,
+    Normalize,
+    PaddedCrop,
+    RandomResizedCrop,
+    ResizeCrop,
+    Stage,
+    Transform,
+)
+
+__all__ = ["PRESETS", "Preset", "eval_transform", "train_transform"]
+
+CIFAR_MEAN, CIFAR_STD = (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+@dataclass(frozen=True)
+class Preset:
+    """One input recipe."""
+
+    name: str
+    description: str
+    train: Callable[[int], tuple[Stage, ...]]
+    """Stages for training at an image size, without normalisation."""
+    evaluate: Callable[[int], tuple[Stage, ...]]
+    """Stages for testing at an image size, without normalisation."""
+    normalization: Normalize | Literal["none", "backbone"] = "none"
+    """Fixed statistics, inputs left in [0, 1], or the statistics of the backbone's weights."""
+
+
+def _pilot_train(size: int) -> tuple[Stage, ...]:
+    return RandomResizedCrop(size, scale=(0.05, 1.0)), Flip()
+
+
+def _central(size: int) -> tuple[Stage, ...]:
+    return (ResizeCrop(round(size * 256 / 224), size),)
+
+
+def _imagenet_train(size: int) -> tuple[Stage, ...]:
+    return RandomResizedCrop(size), Flip()
+
+
+def _cifar_train(size: int) -> tuple[Stage, ...]:
+    return PaddedCrop(size, padding=max(1, size // 8)), Flip(), Brightness(63 / 255)
+
+
+def _whole(size: int) -> tuple[Stage, ...]:
+    return (ResizeCrop(size, size, InterpolationMode.BILINEAR),)
+
+
+PRESETS: Registry[Preset] = Registry("input preset")
+for _preset in (
+    Preset(
+        "paper", "inputs in [0, 1], large random crops and flips: the paper's setting", _pilot_train, _central
+    ),
+    Preset(
+        "pilot", "the same as paper, under the name of the toolbox that it comes from", _pilot_train, _central
+    ),
+    Preset(
+        "timm", "as pilot, normalised as the backbone's weights expect", _pilot_train, _central, "backbone"
+    ),
+    Preset(
+        "imagenet",
+        "random crops from 8 % of the area, flips, ImageNet statistics: ResNets on photographs",
+        _imagenet_train,
+        _central,
+        Normalize(IMAGENET_MEAN, IMAGENET_STD),
+    ),
+    Preset(
+        "cifar",
+        "padded crops, flips, brightness, CIFAR statistics: ResNets at 32 px",
+        _cifar_train,
+        _whole,
+        Normalize(CIFAR_MEAN, CIFAR_STD),
+    ),
+    Preset("none", "inputs in [0, 1], resized if the size differs, no augmentation", _whole, _whole),
+):
+    PRESETS.add(_preset.name, _preset)
+
+
+def train_transform(
+    preset: str, image_size: int, mean: Sequence[float] | None = None, std: Sequence[float] | None = None
+) -> Transform:
+    """Return the training transform of a preset.
+
+    Args:
+        preset: A name in `PRESETS`.
+        image_size: Side of the square input of the backbone.
+        mean: Channel means of the backbone's data config; used by presets that normalise with them.
+        std: Channel deviations of the backbone's data config.
+
+    >>> train_transform("cifar", 32).num_draws
+    4
+    """
+    chosen = PRESETS[preset]
+    return _finish(chosen, chosen.train, image_size, mean, std)
+
+
+def eval_transform(
+    preset: str, image_size: int, mean: Sequence[float] | None = None, std: Sequence[float] | None = None
+) -> Transform:
+    """Return the test transform of a preset; the arguments are those of `train_transform`."""
+    chosen = PRESETS[preset]
+    return _finish(chosen, chosen.evaluate, image_size, mean, std)
+
+
+def _finish(
+    preset: Preset,
+    build: Callable[[int], tuple[Stage, ...]],
+    image_size: int,
+    mean: Sequence[float] | None,
+    std: Sequence[float] | None,
+) -> Transform:
+    check("image_size", image_size, above=0, integer=True)
+    stages = build(image_size)
+    if preset.normalization == "none":
+        return Transform(stages)
+    if preset.normalization != "backbone":
+        return Transform((*stages, preset.normalization))
+    if mean is None or std is None:
+        raise ValueError(f"Preset {preset.name!r} needs the mean and std of the backbone's data config.")
+    return Transform((*stages, Normalize(tuple(mean), tuple(std))))

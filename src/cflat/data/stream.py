@@ -1,0 +1,240 @@
+"""Streams: a dataset cut into a sequence of tasks.
+
+Protocol of the field (design notes: class order, B-m Inc-n): the class order is one permutation of NumPy's
+legacy generator, a label of the stream is the position of the original label in that order, the first task
+takes ``initial`` classes, every later one ``increment``, and the last one what is left.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, TypeAlias, get_args
+
+import numpy as np
+
+from cflat._errors import DataError, check
+from cflat._registry import suggest
+from cflat.data.dataset import Dataset, image_groups, validate_dataset
+from cflat.data.images import ImageSet
+from cflat.data.pixels import Indices
+
+__all__ = ["DomainLabels", "Scenario", "Stream", "Task", "build_stream", "class_order", "task_sizes"]
+
+Scenario: TypeAlias = Literal["class", "task", "domain"]
+DomainLabels: TypeAlias = Literal["shared", "growing"]
+
+DEFAULT_NUM_TASKS = 5
+
+
+@dataclass(frozen=True)
+class Task:
+    """One step of a stream: the images to learn from, and the test images that belong to them."""
+
+    index: int
+    name: str
+    classes: range
+    """Stream labels that this task brings; with shared domain labels, every task has the whole range."""
+    train: ImageSet
+    test: ImageSet
+    """Test images of this task alone; `Stream.seen_test` pools them."""
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes in this task."""
+        return len(self.classes)
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A sequence of tasks over one label space."""
+
+    scenario: Scenario
+    tasks: tuple[Task, ...]
+    num_classes: int
+    """Number of stream labels after the last task, i.e. outputs of the final head."""
+    class_names: tuple[str, ...]
+    """Name of each stream label."""
+    label_modulus: int | None = None
+    """Set when domains have labels of their own: a prediction is right if it equals the label modulo this."""
+
+    @property
+    def num_tasks(self) -> int:
+        """Number of tasks."""
+        return len(self.tasks)
+
+    def num_seen(self, task_index: int) -> int:
+        """Return the number of stream labels seen up to and including a task."""
+        return self.tasks[task_index].classes.stop
+
+    def seen_test(self, task_index: int) -> ImageSet:
+        """Return the test images of all tasks up to and including a task."""
+        return ImageSet.concat([task.test for task in self.tasks[: task_index + 1]])
+
+    @cached_property
+    def all_train(self) -> ImageSet:
+        """All training images: where an exemplar memory finds its rows again after a resume."""
+        return ImageSet.concat([task.train for task in self.tasks])
+
+    def fingerprint(self) -> str:
+        """Hash the order, the splits and the images; equal streams have equal fingerprints on any machine."""
+        digest = hashlib.blake2b(digest_size=16)
+        header = (self.scenario, self.num_classes, self.label_modulus, self.class_names)
+        digest.update(repr(header).encode(errors="surrogateescape"))
+        for task in self.tasks:
+            digest.update(repr((task.index, task.name, task.classes)).encode(errors="surrogateescape"))
+            for images in (task.train, task.test):
+                digest.update(images.rows.astype("<i8").tobytes())
+                digest.update(images.labels.astype("<i8").tobytes())
+        for images in (self.tasks[0].train, self.tasks[0].test):
+            digest.update(images.store.fingerprint().encode())
+        return digest.hexdigest()
+
+
+def class_order(num_classes: int, seed: int | None = 1993) -> Indices:
+    """Return the original label at each position of the stream: NumPy's legacy permutation, or the identity.
+
+    >>> class_order(100)[:5].tolist()
+    [68, 56, 78, 8, 23]
+    """
+    if seed is None:
+        return np.arange(num_classes)
+    return np.random.RandomState(seed).permutation(num_classes).astype(np.int64)
+
+
+def task_sizes(num_classes: int, initial: int, increment: int) -> list[int]:
+    """Return the number of classes of each task; ``initial`` 0 means as many as ``increment``.
+
+    >>> task_sizes(100, 50, 20)
+    [50, 20, 20, 10]
+    """
+    check("initial", initial, at_least=0, at_most=num_classes, integer=True)
+    check("increment", increment, above=0, integer=True)
+    initial = initial or min(increment, num_classes)
+    num_full, remainder = divmod(num_classes - initial, increment)
+    return [initial, *[increment] * num_full, *([remainder] if remainder else [])]
+
+
+def build_stream(
+    dataset: Dataset,
+    scenario: Scenario = "class",
+    *,
+    initial: int | None = None,
+    increment: int | None = None,
+    order_seed: int | None = 1993,
+    task_order_seed: int | None = None,
+    labels: DomainLabels = "shared",
+    domain_order: Sequence[str] | None = None,
+) -> Stream:
+    """Cut a dataset into tasks.
+
+    Args:
+        dataset: What to cut; it is validated first.
+        scenario: ``class``: new classes per task, no task id at test time; ``task``: the same tasks, task
+            id known at test time; ``domain``: the same classes in a new domain per task.
+        initial: Classes of the first task (0: as many as ``increment``); by default the dataset's usual
+            split.
+        increment: Classes of every later task.
+        order_seed: Seed of the class order; ``None`` keeps the dataset's order. Domain streams always keep
+            it.
+        task_order_seed: Shuffle the finished tasks (or domains) with this seed.
+        labels: Domain streams only. ``shared``: one label per class; ``growing``: class + num_classes *
+            task, so that the head grows with every domain.
+        domain_order: Domain streams only: names of the domains to use, in order.
+
+    Raises:
+        DataError: If the dataset breaks a rule, or has no domains and ``scenario`` is ``domain``.
+    """
+    if scenario not in get_args(Scenario):
+        known = list(get_args(Scenario))
+        raise ValueError(
+            f"Unknown scenario {scenario!r}.{suggest(str(scenario), known)} Known: {', '.join(known)}."
+        )
+    validate_dataset(dataset)
+    if scenario == "domain":
+        return _domain_stream(dataset, labels, domain_order, task_order_seed)
+    usual = dataset.split or _even_split(dataset.num_classes)
+    sizes = task_sizes(
+        dataset.num_classes,
+        usual[0] if initial is None else initial,
+        usual[1] if increment is None else increment,
+    )
+    groups = np.split(class_order(dataset.num_classes, order_seed), np.cumsum(sizes)[:-1])
+    return _class_stream(dataset, scenario, [groups[i] for i in class_order(len(groups), task_order_seed)])
+
+
+def _even_split(num_classes: int) -> tuple[int, int]:
+    size = -(-num_classes // DEFAULT_NUM_TASKS)
+    return size, size
+
+
+def _class_stream(dataset: Dataset, scenario: Scenario, groups: list[Indices]) -> Stream:
+    order = np.concatenate(groups)
+    train = dataset.train.with_labels(np.argsort(order)[dataset.train.labels])
+    test = dataset.test.with_labels(np.argsort(order)[dataset.test.labels])
+    stops = np.cumsum([len(group) for group in groups]).tolist()
+    ranges = [range(stop - len(group), stop) for stop, group in zip(stops, groups, strict=True)]
+    tasks = [
+        Task(i, f"classes {r.start}-{r.stop - 1}", r, train.of_classes(r), test.of_classes(r))
+        for i, r in enumerate(ranges)
+    ]
+    names = tuple(dataset.class_names[label] for label in order)
+    return Stream(scenario, tuple(tasks), dataset.num_classes, names)
+
+
+def _domain_stream(
+    dataset: Dataset, labels: DomainLabels, domain_order: Sequence[str] | None, task_order_seed: int | None
+) -> Stream:
+    if labels not in get_args(DomainLabels):
+        raise ValueError(f"labels must be 'shared' or 'growing', got {labels!r}.")
+    domains = _ordered_domains(dataset, domain_order)
+    domains = [domains[i] for i in class_order(len(domains), task_order_seed)]
+    count = dataset.num_classes
+    growing = labels == "growing"
+    tasks = []
+    for index, (domain, name) in enumerate(domains):
+        offset = index * count if growing else 0
+        train, test = (_of_domain(images, domain, offset) for images in (dataset.train, dataset.test))
+        if len(train) == 0 or len(test) == 0:
+            split = "test" if len(train) else "train"
+            raise DataError(f"Domain {name!r} of dataset {dataset.name!r} has no {split} images.")
+        tasks.append(Task(index, name, range(offset, offset + count), train, test))
+    if not growing:
+        return Stream("domain", tuple(tasks), count, dataset.class_names)
+    _require_every_class(dataset, tasks)
+    names = tuple(f"{task.name}/{name}" for task in tasks for name in dataset.class_names)
+    return Stream("domain", tuple(tasks), len(names), names, label_modulus=count)
+
+
+def _ordered_domains(dataset: Dataset, wanted: Sequence[str] | None) -> list[tuple[int, str]]:
+    if dataset.domain_names is None or dataset.train.domains is None or dataset.test.domains is None:
+        raise DataError(
+            f"Dataset {dataset.name!r} has no domains; a domain stream needs file lists per domain"
+            " (domains:PATH) or an npz file with domain_train and domain_test."
+        )
+    known = list(dataset.domain_names)
+    for name in wanted or ():
+        if name not in known:
+            raise ValueError(f"Unknown domain {name!r}.{suggest(name, known)} Known: {', '.join(known)}.")
+    if wanted is not None and (not wanted or len(set(wanted)) < len(wanted)):
+        raise ValueError(f"domain_order must name domains once each, got {list(wanted)}.")
+    return [(known.index(name), name) for name in wanted or known]
+
+
+def _of_domain(images: ImageSet, domain: int, label_offset: int) -> ImageSet:
+    chosen = images.select(images.domains == domain)
+    return chosen.with_labels(chosen.labels + label_offset)
+
+
+def _require_every_class(dataset: Dataset, tasks: Sequence[Task]) -> None:
+    """Refuse a growing label space in which some label would have no training image."""
+    for task in tasks:
+        missing = set(task.classes) - {label for label, _ in image_groups(task.train)}
+        if missing:
+            name = dataset.class_names[min(missing) % dataset.num_classes]
+            raise DataError(
+                f"Domain {task.name!r} of dataset {dataset.name!r} has no training image of class {name!r};"
+                " labels='growing' needs every class in every domain, labels='shared' does not."
+            )
