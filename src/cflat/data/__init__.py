@@ -2,6 +2,7 @@
 
 from cflat.data.batch import Batch
 from cflat.data.catalog import DatasetSpec, dataset_spec, list_datasets, load_dataset, register_dataset
+from cflat.data.check import DataReport, check_dataset
 from cflat.data.dataset import Dataset
 from cflat.data.images import ImageSet
 from cflat.data.loader import BatchLoader
@@ -16,6 +17,7 @@ __all__ = [
     "PRESETS",
     "Batch",
     "BatchLoader",
+    "DataReport",
     "Dataset",
     "DatasetSpec",
     "ExemplarMemory",
@@ -24,6 +26,7 @@ __all__ = [
     "Task",
     "Transform",
     "build_stream",
+    "check_dataset",
     "class_order",
     "dataset_spec",
     "eval_transform",

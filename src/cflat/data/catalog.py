@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from cflat._errors import DataError
+from cflat._errors import ConfigError, DataError
 from cflat._registry import Registry, suggest
 from cflat.data.dataset import Dataset, Report, refuse, validate_dataset
 from cflat.data.images import ImageSet
@@ -144,6 +144,7 @@ def load_dataset(
         cache_bytes: Memory for decoded image files, train and test together.
 
     Raises:
+        ConfigError: If the catalogue has no such name.
         DataError: If files are missing, broken or inconsistent; the message says which.
     """
     dataset = read_dataset(name, root, refuse, short_side=short_side, cache_bytes=cache_bytes)
@@ -169,7 +170,12 @@ def read_dataset(
         cache=DecodedCache(cache_bytes),
         report=report,
     )
-    dataset = replace(loader(source), name=name, split=spec.split)
+    dataset = replace(loader(source), name=name if path else spec.name, split=spec.split)
+    # A class too few or too many would shift the labels of all that follow, and with them the class order.
+    if spec.num_classes not in (None, dataset.num_classes):
+        report(
+            f"{spec.title} must have {spec.num_classes} classes, found {dataset.num_classes}: {spec.layout}."
+        )
     validate_dataset(dataset, report)
     return dataset
 
@@ -178,10 +184,10 @@ def _resolve(name: str) -> tuple[DatasetSpec, Loader, str | None]:
     kind, colon, path = name.partition(":")
     if kind not in DATASETS:
         known = DATASETS.names()
-        raise DataError(f"Unknown dataset {name!r}.{suggest(kind, known)} Known: {', '.join(known)}.")
+        raise ConfigError(f"Unknown dataset {name!r}.{suggest(kind, known)} Known: {', '.join(known)}.")
     spec, loader = DATASETS[kind]
     if spec.takes_path and not path:
-        raise DataError(f"Dataset {name!r} needs a path: write {spec.name}:PATH.")
+        raise ConfigError(f"Dataset {name!r} needs a path: write {spec.name}:PATH.")
     if colon and not spec.takes_path:
-        raise DataError(f"Dataset {spec.name!r} takes no path, got {name!r}; give the data root instead.")
+        raise ConfigError(f"Dataset {spec.name!r} takes no path, got {name!r}; give the data root instead.")
     return spec, loader, path if spec.takes_path else None

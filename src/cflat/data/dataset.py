@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from cflat._errors import DataError, check
 from cflat.data.images import ImageSet
 from cflat.data.pixels import Indices
 
-__all__ = ["Dataset", "Report", "image_groups", "refuse", "subsample", "validate_dataset"]
+__all__ = ["Dataset", "Report", "count_labels", "image_groups", "refuse", "subsample", "validate_dataset"]
 
 Report: TypeAlias = Callable[[str], None]
 """Receives each problem that is found: `refuse` stops at the first, ``list.append`` collects them all."""
@@ -90,15 +91,37 @@ def validate_dataset(dataset: Dataset, report: Report = refuse) -> None:
         _validate_range(images, "Label", images.labels, dataset.num_classes, where, report)
         if images.domains is not None:
             _validate_range(images, "Domain", images.domains, num_domains, where, report)
-    trained = np.isin(np.arange(dataset.num_classes), dataset.train.labels)
-    tested = np.isin(np.arange(dataset.num_classes), dataset.test.labels)
-    for label in np.flatnonzero(~trained):
-        fact = (
-            "is in the test split but not in the train split"
-            if tested[label]
-            else "is empty: it has no images"
+    _validate_classes(dataset, report)
+
+
+def count_labels(labels: npt.ArrayLike, where: str) -> int:
+    """Return the number of classes that training labels 0, 1, ... speak of.
+
+    Raises:
+        DataError: If a label is larger than the number of images allows; every class needs a training image.
+    """
+    values = np.asarray(labels)
+    highest = int(values.max(initial=-1))
+    if highest >= len(values):
+        raise DataError(
+            f"Label {highest} in {where} is out of range: {len(values)} training images allow at most labels"
+            f" 0 to {len(values) - 1}."
         )
-        report(f"Class {dataset.class_names[label]!r} (label {label}) of dataset {dataset.name!r} {fact}.")
+    return highest + 1
+
+
+def _validate_classes(dataset: Dataset, report: Report) -> None:
+    labels = np.arange(dataset.num_classes)
+    trained, tested = np.isin(labels, dataset.train.labels), np.isin(labels, dataset.test.labels)
+    for which, fact in (
+        (~trained & tested, "in the test split but not in the train split; add training images or remove it"),
+        (~trained & ~tested, "empty: no image has its label; add images or remove it"),
+    ):
+        wrong = np.flatnonzero(which)
+        if len(wrong):
+            more = f" and {len(wrong) - 1} other classes are" if len(wrong) > 1 else " is"
+            name = dataset.class_names[wrong[0]]
+            report(f"Class {name!r} (label {wrong[0]}) of dataset {dataset.name!r}{more} {fact}.")
 
 
 def _validate_range(

@@ -102,7 +102,7 @@ def _channels_first(array: npt.NDArray[np.uint8], name: str) -> Tensor:
         array = array[..., None]
     if array.ndim != 4 or array.shape[-1] not in (1, 3):
         raise DataError(f"{name} has shape {array.shape}; {_EXPECTED}")
-    return torch.tensor(array).permute(0, 3, 1, 2)
+    return torch.from_numpy(np.array(array.transpose(0, 3, 1, 2), order="C"))
 
 
 class DecodedCache:

@@ -142,13 +142,15 @@ class RandomResizedCrop:
         """Return floats in [0, 1]."""
         shapes = torch.tensor([image.shape[-2:] for image in images]).reshape(-1, 2)
         boxes = crop_boxes(shapes, draws, self.scale, self.ratio)
-        if isinstance(images, Tensor) and (images.is_cuda or images[0, 0].numel() <= DENSE_RESAMPLE_PIXELS):
+        if isinstance(images, Tensor) and _is_dense(images):
             return resample(unit_range(images), boxes.to(images.device), self.size)
-        crops = [
-            tv.resized_crop(image, *box, size=[self.size, self.size], antialias=True)
-            for image, box in zip(images, boxes.tolist(), strict=True)
-        ]
-        return unit_range(torch.stack(crops))
+        return torch.cat([self._crop(*pair) for pair in zip(images, boxes, strict=True)])
+
+    def _crop(self, image: Tensor, box: Tensor) -> Tensor:
+        if _is_dense(image):
+            return resample(unit_range(image[None]), box[None].to(image.device), self.size)
+        size = [self.size, self.size]
+        return unit_range(tv.resized_crop(image[None], *box.tolist(), size=size, antialias=True))
 
 
 @dataclass(frozen=True)
@@ -195,6 +197,11 @@ class Normalize:
     def __call__(self, images: Pixels, draws: Tensor) -> Tensor:
         """Return normalised images."""
         return tv.normalize(images, list(self.mean), list(self.std))  # type: ignore[no-any-return]
+
+
+def _is_dense(images: Tensor) -> bool:
+    """Whether to crop by matrix products: a matter of size alone, so that a batch cannot change an image."""
+    return images.is_cuda or images.shape[-1] * images.shape[-2] <= DENSE_RESAMPLE_PIXELS
 
 
 def unit_range(images: Tensor) -> Tensor:

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import zipfile
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from cflat._errors import DataError
 from cflat.data.catalog import DatasetSpec, Source, register_dataset
-from cflat.data.dataset import Dataset
+from cflat.data.dataset import Dataset, count_labels
 from cflat.data.images import ImageSet
 from cflat.data.pixels import ArrayPixels
 
 __all__ = ["load_npz"]
+
+Arrays: TypeAlias = dict[str, npt.NDArray[np.generic]]
 
 REQUIRED = ("x_train", "y_train", "x_test", "y_test")
 OPTIONAL = ("class_names", "domain_train", "domain_test", "domain_names")
@@ -47,34 +51,37 @@ def load_npz(source: Source) -> Dataset:
     )
 
 
-def _read_arrays(path: Path) -> dict[str, npt.NDArray[np.generic]]:
-    name = ""
+def _read_arrays(path: Path) -> Arrays:
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        # Opened here: NumPy leaks the handle of a path that is no archive.
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             missing = [name for name in REQUIRED if name not in archive.files]
             if missing:
                 found = ", ".join(sorted(archive.files)) or "nothing"
                 raise DataError(f"{str(path)!r} lacks {', '.join(missing)}; it holds {found}.")
-            arrays = {}
-            for name in (*REQUIRED, *OPTIONAL):
-                if name in archive.files:
-                    arrays[name] = archive[name]
-            return arrays
+            names = [name for name in (*REQUIRED, *OPTIONAL) if name in archive.files]
+            return {name: _plain_array(archive, name, path) for name in names}
+    except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise DataError(
+            f"Cannot read {str(path)!r} as an .npz file; write it again with np.savez."
+        ) from error
+
+
+def _plain_array(
+    archive: Mapping[str, npt.NDArray[np.generic]], name: str, path: Path
+) -> npt.NDArray[np.generic]:
+    try:
+        return archive[name]
     except ValueError as error:
         if "allow_pickle" not in str(error):
-            raise DataError(f"Cannot read {str(path)!r}: {error}.") from error
-        what = f"Array {name!r} of" if name else "The file"
+            raise
         raise DataError(
-            f"{what} {str(path)!r} holds Python objects, which are never unpickled;"
-            " save plain arrays, for example names.astype(str)."
-        ) from error
-    except (OSError, EOFError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(
-            f"Cannot read {str(path)!r} as an .npz file: {str(error) or 'it is broken'}."
+            f"Array {name!r} of {str(path)!r} holds Python objects, which are never unpickled;"
+            " save it as a plain array, for example names.astype(str)."
         ) from error
 
 
-def _split(arrays: dict[str, npt.NDArray[np.generic]], split: str, path: Path) -> ImageSet:
+def _split(arrays: Arrays, split: str, path: Path) -> ImageSet:
     store = ArrayPixels(arrays[f"x_{split}"], f"x_{split} of {path.name}")  # type: ignore[arg-type]
     labels = _integers(arrays, f"y_{split}", len(store), path)
     domain_key = f"domain_{split}"
@@ -82,9 +89,7 @@ def _split(arrays: dict[str, npt.NDArray[np.generic]], split: str, path: Path) -
     return ImageSet(store, labels, domains=domains)
 
 
-def _integers(
-    arrays: dict[str, npt.NDArray[np.generic]], name: str, count: int, path: Path
-) -> npt.NDArray[np.generic]:
+def _integers(arrays: Arrays, name: str, count: int, path: Path) -> npt.NDArray[np.generic]:
     array = arrays[name]
     if array.shape != (count,) or not np.issubdtype(array.dtype, np.integer):
         raise DataError(
@@ -94,9 +99,7 @@ def _integers(
     return array
 
 
-def _names(
-    arrays: dict[str, npt.NDArray[np.generic]], name: str, numbers: npt.NDArray[np.generic], path: Path
-) -> tuple[str, ...]:
+def _names(arrays: Arrays, name: str, numbers: npt.NDArray[np.generic], path: Path) -> tuple[str, ...]:
     """Return the stored names, or the numbers themselves up to the largest in the train split."""
     if name in arrays:
         names = arrays[name]
@@ -105,5 +108,6 @@ def _names(
                 f"{name} of {str(path)!r} must be a list of text, got {names.dtype} of shape {names.shape}."
             )
         return tuple(str(entry) for entry in names.astype(str))
-    highest = int(numbers.max(initial=-1)) if np.issubdtype(numbers.dtype, np.integer) else -1
-    return tuple(str(number) for number in range(highest + 1))
+    if not np.issubdtype(numbers.dtype, np.integer):
+        return ()
+    return tuple(str(number) for number in range(count_labels(numbers, str(path))))

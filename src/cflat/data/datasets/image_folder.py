@@ -1,0 +1,95 @@
+"""``folder:PATH``: a folder per class under train/ and test/; other datasets share this layout."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from cflat._errors import DataError
+from cflat.data.catalog import DatasetSpec, Source, register_dataset
+from cflat.data.dataset import Dataset, Report
+from cflat.data.images import ImageSet
+
+__all__ = ["load_class_folders"]
+
+SUFFIXES = frozenset((".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp"))
+
+
+@register_dataset(
+    DatasetSpec(
+        name="folder",
+        title="Image folder",
+        layout="train/<class>/ and test/<class>/ folders with images",
+        licence="yours",
+        takes_path=True,
+    )
+)
+def load_class_folders(source: Source) -> Dataset:
+    """Index train/<class>/ and test/<class>/; labels follow the alphabetical order of the train folders."""
+    root = source.find()
+    for split in ("train", "test"):
+        if not (root / split).is_dir():
+            raise DataError(f"{str(root)!r} has no folder {split!r}. Expected {source.spec.layout}.")
+    class_names = _class_folders(root / "train", source.report)
+    for name in sorted(set(_class_folders(root / "test", source.report)) - set(class_names)):
+        source.report(
+            f"Class {name!r} is in the test split but not in the train split of {str(root)!r};"
+            " add training images or remove it."
+        )
+    train, test = (_index_split(source, root, split, class_names) for split in ("train", "test"))
+    return Dataset(root.name, train, test, tuple(class_names))
+
+
+def _index_split(source: Source, root: Path, split: str, class_names: list[str]) -> ImageSet:
+    paths: list[str] = []
+    labels: list[int] = []
+    for label, name in enumerate(class_names):
+        folder = root / split / name
+        if folder.is_dir():
+            found = [path.relative_to(root).as_posix() for path in _image_files(folder, source.report)]
+            paths += found
+            labels += [label] * len(found)
+    return source.images(root, paths, labels)
+
+
+def _class_folders(folder: Path, report: Report) -> list[str]:
+    """Return the names of the class folders; one may be a link, but not to a folder that contains it."""
+    names = []
+    for entry in _entries(folder, report):
+        if entry.name.startswith("."):
+            continue
+        path = Path(entry.path)
+        try:
+            target = path.resolve(strict=True)
+        except (OSError, RuntimeError):  # Python 3.12 and before raise RuntimeError for a loop
+            report(f"{entry.path!r} is a broken link or a loop of links; remove it.")
+            continue
+        if not target.is_dir():
+            continue
+        if entry.is_symlink() and folder.resolve().is_relative_to(target):
+            report(f"{entry.path!r} is a link to a folder that contains it; remove it.")
+            continue
+        names.append(entry.name)
+    return names
+
+
+def _image_files(folder: Path, report: Report) -> Iterator[Path]:
+    """Yield the images below a folder in alphabetical order; links to folders are not entered."""
+    for entry in _entries(folder, report):
+        if entry.is_dir(follow_symlinks=False):
+            yield from _image_files(Path(entry.path), report)
+        elif Path(entry.name).suffix.lower() in SUFFIXES:
+            if Path(entry.path).is_file():
+                yield Path(entry.path)
+            else:
+                report(f"{entry.path!r} is not a file but a broken link, a pipe or the like; remove it.")
+
+
+def _entries(folder: Path, report: Report) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(entries, key=lambda entry: entry.name)
+    except OSError as error:
+        report(f"Cannot read folder {str(folder)!r}: {error.strerror}; check its permissions.")
+        return []

@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from cflat._errors import DataError
+from cflat.data import ImageSet
+from cflat.data.dataset import image_groups
+from cflat.data.pixels import ArrayPixels, DecodedCache, FilePixels, decode_image
+from data.synthetic import dataset, image_set
+
+
+def write_image(path, size=(12, 9), mode="RGB", seed=0):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    channels = {"RGB": 3, "RGBA": 4}.get(mode, 1)
+    pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], channels), dtype=np.uint8)
+    image = Image.fromarray(pixels.squeeze())
+    (image if mode != "P" else image.convert("P")).save(path)
+    return pixels
+
+
+def test_selections_keep_row_label_and_domain_together():
+    images = image_set([3, 1, 2, 1], domains=[0, 1, 0, 1])
+    chosen = images.of_classes([1, 2]).select([2, 0])
+    assert chosen.rows.tolist() == [3, 1]
+    assert chosen.labels.tolist() == [1, 1]
+    assert chosen.domains.tolist() == [1, 1]
+    assert chosen.pixels([0, 1])[:, 0, 0, 0].tolist() == [3, 1]
+    assert images.select(images.labels == 3).rows.tolist() == [0]
+    assert len(images.select([])) == 0
+    assert images.with_labels([0, 0, 0, 0]).rows.tolist() == [0, 1, 2, 3]
+
+
+def test_concat_joins_one_split_only():
+    images = image_set([0, 1, 2])
+    joined = ImageSet.concat([images.select([2]), images.select([0, 2])])
+    assert joined.rows.tolist() == [2, 0, 2]
+    with pytest.raises(ValueError, match="one split only"):
+        ImageSet.concat([images, image_set([0])])
+    with pytest.raises(ValueError, match="at least one set"):
+        ImageSet.concat([])
+
+
+def test_columns_of_another_length_are_refused():
+    store = ArrayPixels(np.zeros((2, 4, 4, 3), np.uint8))
+    with pytest.raises(ValueError, match="labels must have one entry for each of 2 images"):
+        ImageSet(store, [0, 1, 2])
+    with pytest.raises(ValueError, match="domains must have one entry"):
+        ImageSet(store, [0, 1], domains=[0])
+
+
+def test_arrays_of_every_layout_become_rgb():
+    grey = np.arange(2 * 4 * 5, dtype=np.uint8).reshape(2, 4, 5)
+    rows = np.array([1, 0])
+    for array in (grey, grey[..., None], torch.from_numpy(grey)[:, None]):
+        pixels = ArrayPixels(array).read(rows)
+        assert pixels.shape == (2, 3, 4, 5)
+        assert all(torch.equal(pixels[:, channel], torch.from_numpy(grey[[1, 0]])) for channel in range(3))
+    colour = np.random.default_rng(0).integers(0, 256, (2, 4, 5, 3), dtype=np.uint8)
+    assert np.array_equal(ArrayPixels(colour).read(rows).permute(0, 2, 3, 1), colour[rows])
+
+
+@pytest.mark.parametrize(
+    ("array", "message"),
+    [
+        (np.zeros((2, 4, 4, 3), np.float32), "float32 values; expected uint8"),
+        (np.zeros((2, 3, 4, 4), np.uint8), r"shape \(2, 3, 4, 4\); expected"),
+        (np.zeros((2, 4), np.uint8), r"shape \(2, 4\); expected"),
+        (torch.zeros(2, 3, 4, 4), "float32 values; expected uint8"),
+        (torch.zeros(2, 4, 4, 3, dtype=torch.uint8), r"shape \(2, 4, 4, 3\); expected"),
+    ],
+)
+def test_wrong_arrays_are_refused(array, message):
+    with pytest.raises(DataError, match=message):
+        ArrayPixels(array, "x_train")
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "P", "RGBA"])
+def test_files_decode_to_rgb(tmp_path, mode):
+    pixels = write_image(tmp_path / "a.png", mode=mode)
+    decoded = decode_image(tmp_path / "a.png")
+    assert decoded.shape == (3, 9, 12)
+    assert decoded.dtype == torch.uint8
+    if mode in ("RGB", "RGBA"):
+        assert np.array_equal(decoded.permute(1, 2, 0), pixels[..., :3])
+
+
+def test_palettes_with_transparency_decode_without_a_warning(tmp_path):
+    image = Image.fromarray(np.zeros((4, 4), np.uint8), mode=None).convert("P")
+    image.save(tmp_path / "a.png", transparency=bytes([0, 128]))
+    assert decode_image(tmp_path / "a.png").shape == (3, 4, 4)
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [((400, 300), (64, 85)), ((300, 400), (85, 64)), ((50, 60), (60, 50)), ((64, 900), (900, 64))],
+)
+def test_the_short_side_shrinks_and_never_grows(tmp_path, size, expected):
+    write_image(tmp_path / "a.png", size)
+    assert tuple(decode_image(tmp_path / "a.png", short_side=64).shape[1:]) == expected
+
+
+def test_equal_files_are_stacked_and_others_listed(tmp_path):
+    for name, size in (("a", (8, 8)), ("b", (8, 8)), ("c", (9, 8))):
+        write_image(tmp_path / f"{name}.png", size)
+    store = FilePixels(tmp_path, ["a.png", "b.png", "c.png"])
+    assert store.read(np.array([1, 0])).shape == (2, 3, 8, 8)
+    assert [tuple(image.shape) for image in store.read(np.array([2, 0]))] == [(3, 8, 9), (3, 8, 8)]
+
+
+def test_decoded_images_stay_in_memory_within_the_budget(tmp_path):
+    for name in "abc":
+        write_image(tmp_path / f"{name}.png", (10, 10), seed=ord(name))
+    cache = DecodedCache(budget_bytes=2 * 300 + 299)
+    store = FilePixels(tmp_path, ["a.png", "b.png", "c.png"], cache=cache)
+    before = store.read(np.arange(3))
+    assert cache.used_bytes == 600
+    assert len(cache) == 2
+    for name in "ab":
+        (tmp_path / f"{name}.png").unlink()
+    assert torch.equal(store.read(np.arange(3)), before)
+
+
+def test_broken_files_are_named(tmp_path):
+    write_image(tmp_path / "whole.png", (64, 64))
+    content = (tmp_path / "whole.png").read_bytes()
+    (tmp_path / "cut.png").write_bytes(content[: len(content) // 2])
+    (tmp_path / "text.jpg").write_text("no image")
+    (tmp_path / "empty.jpg").touch()
+    os.mkfifo(tmp_path / "pipe.jpg")
+    (tmp_path / "loop.jpg").symlink_to(tmp_path / "loop.jpg")
+    for name, reason in {
+        "cut.png": "truncated",
+        "text.jpg": "not an image",
+        "empty.jpg": "not an image",
+        "pipe.jpg": "not a regular file",
+        "loop.jpg": "symbolic links",
+        "gone.jpg": "does not exist",
+    }.items():
+        store = FilePixels(tmp_path, [name])
+        with pytest.raises(DataError, match=rf"Cannot read image '.*/{name}': .*{reason}"):
+            store.read(np.array([0]))
+
+
+def test_fingerprints_follow_content_and_order(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (3, 4, 4, 3), dtype=np.uint8)
+    prints = [ArrayPixels(array).fingerprint() for array in (pixels, pixels.copy(), pixels[::-1], pixels[:2])]
+    assert prints[0] == prints[1]
+    assert len(set(prints)) == 3
+    names = [FilePixels(tmp_path, paths).fingerprint() for paths in (["a", "b"], ["b", "a"], ["ab"])]
+    assert len(set(names)) == 3
+
+
+def test_groups_hold_every_position_once():
+    images = image_set([1, 0, 1, 0, 1], domains=[0, 1, 0, 0, 1])
+    groups = {key: sorted(where.tolist()) for key, where in image_groups(images).items()}
+    assert groups == {(0, 0): [3], (0, 1): [1], (1, 0): [0, 2], (1, 1): [4]}
+    assert list(image_groups(image_set([1, 0]))) == [(0, -1), (1, -1)]
+    assert image_groups(image_set([0]).select([])) == {}
+
+
+def test_subsampling_is_per_class_and_domain_seeded_and_nested():
+    source = dataset(3, train_per_class=8, test_per_class=6, num_domains=2)
+    small = source.subsample(2, 5, seed=1)
+    assert {len(where) for where in image_groups(small.train).values()} == {2}
+    assert {len(where) for where in image_groups(small.test).values()} == {5}
+    assert np.array_equal(small.train.labels, source.train.labels[small.train.rows])
+    larger = source.subsample(4, None, seed=1)
+    assert set(small.train.rows) < set(larger.train.rows)
+    assert len(larger.test) == len(source.test)
+    assert small.train.rows.tolist() == source.subsample(2, 5, seed=1).train.rows.tolist()
+    assert small.train.rows.tolist() != source.subsample(2, 5, seed=2).train.rows.tolist()
+    assert len(source.subsample(99, None).train) == len(source.train)
+    with pytest.raises(ValueError, match="train_per_class must be"):
+        source.subsample(0, None)
