@@ -1,0 +1,48 @@
+"""Sharpness- and flatness-aware optimizers that wrap any `torch.optim` optimizer; needs torch alone."""
+
+from cflat.optim._base import SharpnessAware, StepOptions
+from cflat.optim._catalog import OptimizerSpec, register_optimizer
+from cflat.optim._schedules import InverseSqrt, TiedToLR
+from cflat.optim._telemetry import Telemetry
+from cflat.optim.ae_sam import AESAM
+from cflat.optim.asam import ASAM
+from cflat.optim.c_flat import CFlat
+from cflat.optim.c_flat_plus import CFlatPlus
+from cflat.optim.c_flat_turbo import CFlatTurbo, TurboRules
+from cflat.optim.factory import create_optimizer, get_optimizer_spec, list_optimizers, optimizer_settings
+from cflat.optim.friendly_sam import FriendlySAM
+from cflat.optim.gam import GAM
+from cflat.optim.gsam import GSAM
+from cflat.optim.looksam import LookSAM
+from cflat.optim.msam import MSAM
+from cflat.optim.plain import Plain
+from cflat.optim.sam import SAM
+from cflat.optim.ss_sam import SSSAM
+
+__all__ = [
+    "AESAM",
+    "ASAM",
+    "GAM",
+    "GSAM",
+    "MSAM",
+    "SAM",
+    "SSSAM",
+    "CFlat",
+    "CFlatPlus",
+    "CFlatTurbo",
+    "FriendlySAM",
+    "InverseSqrt",
+    "LookSAM",
+    "OptimizerSpec",
+    "Plain",
+    "SharpnessAware",
+    "StepOptions",
+    "Telemetry",
+    "TiedToLR",
+    "TurboRules",
+    "create_optimizer",
+    "get_optimizer_spec",
+    "list_optimizers",
+    "optimizer_settings",
+    "register_optimizer",
+]

@@ -1,0 +1,377 @@
+"""`SharpnessAware`: what every optimizer of the family shares, so that an algorithm is nothing but its formula."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from cflat._errors import ClosureError, check
+from cflat.optim._guards import BufferGuard, RandomGuard
+from cflat.optim._memory import DirectionMemory
+from cflat.optim._passes import Direction, Passes
+from cflat.optim._schedules import Radius, check_radius, radius_at
+from cflat.optim._telemetry import Branch, Outcome, Telemetry
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+    from cflat.optim._weights import Weights
+
+__all__ = ["SharpnessAware", "StepOptions"]
+
+_STATE_VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepOptions:
+    """How a step is carried out; the same for every algorithm.
+
+    Args:
+        max_norm: Clip gradients to this global norm; None does not clip.
+        clip: Clip the ``"final"`` direction only, or ``"each"`` gradient as well as it is computed.
+        replay_rng: Let all evaluations of a step see the same dropout masks.
+        guard_buffers: Undo what extra evaluations do to the buffers of ``model``.
+        perturbation: ``"synced"``: all ranks perturb alike, by the averaged gradient (equals one large batch).
+            ``"local"``: each rank perturbs by its own gradient (m-sharpness) and only the direction is averaged;
+            needs ``model`` to be wrapped in DistributedDataParallel.
+        process_group: The ranks that must take the same decisions. ``"auto"``: all of them if torch.distributed is
+            initialized; None: this process decides alone.
+    """
+
+    max_norm: float | None = None
+    clip: Literal["final", "each"] = "final"
+    replay_rng: bool = True
+    guard_buffers: bool = True
+    perturbation: Literal["synced", "local"] = "synced"
+    process_group: ProcessGroup | Literal["auto"] | None = "auto"
+
+    def __post_init__(self) -> None:
+        if self.max_norm is not None:
+            check("max_norm", self.max_norm, above=0)
+        if self.clip not in ("final", "each"):
+            raise ValueError(f"clip must be 'final' or 'each', got {self.clip!r}.")
+        if self.perturbation not in ("synced", "local"):
+            raise ValueError(f"perturbation must be 'synced' or 'local', got {self.perturbation!r}.")
+
+
+class SharpnessAware(Optimizer):
+    """Wrap a torch optimizer so that it descends along a direction computed from several evaluations.
+
+    A subclass writes `direction`, and `extra_state` if it keeps scalars. Everything else happens here and in
+    `Passes`: parameter groups, state and learning rates belong to ``base``; weights are restored by copy on every
+    exit; a step with an Inf or NaN gradient is skipped; checkpoints are complete.
+
+    Args:
+        base: Any torch optimizer; its groups and schedules stay in charge of the update.
+        model: The module whose buffers extra evaluations must leave alone; optional.
+        rho: Radius of the perturbation in parameter space: a positive number, or a schedule (`InverseSqrt`).
+        options: How steps are carried out; see `StepOptions`.
+    """
+
+    # Makes GradScaler announce itself instead of stepping us with scaled gradients; see `step`.
+    _step_supports_amp_scaling = True
+
+    def __init__(
+        self,
+        base: Optimizer,
+        *,
+        model: nn.Module | None = None,
+        rho: Radius | None = None,
+        options: StepOptions | None = None,
+    ) -> None:
+        if isinstance(base, type) or not isinstance(base, Optimizer):
+            raise TypeError(
+                f"base must be a torch optimizer, for example torch.optim.SGD(model.parameters(), lr=0.1), "
+                f"got {base!r}."
+            )
+        if isinstance(base, SharpnessAware):
+            raise TypeError(
+                f"base must be a plain torch optimizer, got {type(base).__name__}, which wraps one."
+            )
+        if rho is not None:
+            check_radius("rho", rho)
+        self._is_linked = False
+        self.base = base
+        self.options = options or StepOptions()
+        self.telemetry = Telemetry()
+        self.task_index = 0
+        self.task_step = 0
+        self._radius = rho
+        self._memories: dict[str, DirectionMemory] = defaultdict(DirectionMemory)
+        self._model = model
+        self._buffers = BufferGuard(model if self.options.guard_buffers else None)
+        self._random = RandomGuard(self.options.replay_rng)
+        self._in_flight: Passes | None = None
+        self._last: dict[str, Any] = {}
+        self._saved_state: dict[str, Any] = {}
+        super().__init__(base.param_groups, base.defaults)
+        self._is_linked = True
+
+    # -- the algorithm ------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def direction(self, weights: Weights) -> Direction:
+        """Yield for each gradient that is needed, move ``weights`` in between, return the direction of descent."""
+        raise NotImplementedError
+
+    def extra_state(self) -> dict[str, Any]:
+        """Return the scalars that a checkpoint must hold; also restored when a step is given up."""
+        return {}
+
+    def load_extra_state(self, state: dict[str, Any]) -> None:
+        """Take over what `extra_state` returned."""
+
+    def start_task(self, index: int, num_tasks: int | None = None) -> None:
+        """Begin a task: forget directions and statistics of the one before.
+
+        Args:
+            index: Position of the task in the stream, from 0.
+            num_tasks: Length of the stream, if it is known.
+        """
+        check("index", index, at_least=0, integer=True)
+        if num_tasks is not None:
+            check("num_tasks", num_tasks, above=index, integer=True)
+        self._settle()
+        self.task_index, self.task_step = index, 0
+        for memory in self._memories.values():
+            memory.clear()
+        self.telemetry.cache_age.clear()
+
+    @property
+    def rho(self) -> float:
+        """The radius of the present step; 0 for an optimizer that has none."""
+        if self._radius is None:
+            return 0.0
+        return radius_at(self._radius, self.telemetry.steps, float(self.param_groups[0]["lr"]))
+
+    def memory(self, name: str) -> DirectionMemory:
+        """Return the direction that is remembered under ``name`` from step to step."""
+        return self._memories[name]
+
+    def count(self, branch: Branch, outcome: Outcome, **norms: float) -> None:
+        """Note what this step did in one branch; becomes part of the telemetry when the step completes."""
+        self._last[branch] = outcome
+        self._last.update(norms)
+
+    # -- the two doors ------------------------------------------------------------------------------------------
+
+    def step(self, closure: Callable[[], Any] | None = None, *, scaler: Any = None) -> Any:  # type: ignore[override]
+        """Take one step and return what the closure returned at the unperturbed weights.
+
+        Args:
+            closure: Computes the loss, calls backward and returns the loss. It is called as often as the algorithm
+                needs; gradients are cleared before each call.
+            scaler: The GradScaler with which the closure scales its loss (float16); call its ``update()`` after.
+        """
+        if hasattr(self, "found_inf"):
+            raise ClosureError(
+                f"GradScaler.step({type(self).__name__}, ...) cannot drive an optimizer that evaluates several times. "
+                "Write optimizer.step(closure, scaler=scaler), then scaler.update()."
+            )
+        if closure is None:
+            raise ClosureError(
+                f"{type(self).__name__}.step() needs a closure that computes the loss, calls backward and returns the "
+                "loss; got None. Write optimizer.step(closure), or loop over optimizer.passes()."
+            )
+        result = None
+        with self.passes(scaler=scaler) as passes:
+            for index in passes:
+                with torch.enable_grad():
+                    value = closure()
+                result = value if index == 0 else result
+        return result
+
+    def passes(self, *, scaler: Any = None) -> Passes:
+        """Return the evaluations of one step as an iterator; see `Passes`.
+
+        Args:
+            scaler: The GradScaler with which the loss is scaled (float16); call its ``update()`` after the loop.
+        """
+        self._settle()
+        return Passes(self, scaler)
+
+    # -- what belongs to the base optimizer ---------------------------------------------------------------------
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        """The base optimizer's parameter groups."""
+        return self.base.param_groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        if self._is_linked:
+            self.base.param_groups = groups
+
+    @property
+    def state(self) -> defaultdict[Tensor, Any]:  # type: ignore[override]
+        """The base optimizer's state; what this wrapper keeps lives elsewhere."""
+        return self.base.state
+
+    @state.setter
+    def state(self, state: defaultdict[Tensor, Any]) -> None:
+        if self._is_linked:
+            self.base.state = state
+
+    @property
+    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+        """The base optimizer's defaults."""
+        return self.base.defaults
+
+    @defaults.setter
+    def defaults(self, defaults: dict[str, Any]) -> None:
+        if self._is_linked:
+            self.base.defaults = defaults
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group to the base optimizer, for example for a head that has grown."""
+        if self._is_linked:
+            self._settle()
+            self.base.add_param_group(param_group)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients of all parameters."""
+        self.base.zero_grad(set_to_none)
+
+    def all_params(self) -> list[Tensor]:
+        """Return the parameters of all groups, in order."""
+        return [param for group in self.param_groups for param in group["params"]]
+
+    # -- checkpoints --------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the complete state: the base optimizer's and this wrapper's; loads with ``weights_only=True``."""
+        self._settle()
+        params = self.all_params()
+        return {
+            "base": self.base.state_dict(),
+            "wrapper": {
+                "version": _STATE_VERSION,
+                "class": type(self).__name__,
+                "num_params": len(params),
+                "task": [self.task_index, self.task_step],
+                "telemetry": self.telemetry.as_dict(),
+                "extra": self.extra_state(),
+                "memories": {name: memory.state(params) for name, memory in self._memories.items() if memory},
+            },
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over what `state_dict` returned."""
+        self._settle()
+        if "wrapper" not in state_dict or "base" not in state_dict:
+            raise ValueError(
+                f"This is not a state of {type(self).__name__}: expected the keys 'base' and 'wrapper', got "
+                f"{sorted(map(str, state_dict))}. Load a plain optimizer's state into optimizer.base."
+            )
+        wrapper, params = state_dict["wrapper"], self.all_params()
+        if wrapper["class"] != type(self).__name__ or wrapper["num_params"] != len(params):
+            raise ValueError(
+                f"This state belongs to a {wrapper['class']} over {wrapper['num_params']} parameters; this is a "
+                f"{type(self).__name__} over {len(params)}. Rebuild the same optimizer before loading."
+            )
+        self.base.load_state_dict(state_dict["base"])
+        self.task_index, self.task_step = wrapper["task"]
+        self.telemetry.load(wrapper["telemetry"])
+        self.load_extra_state(wrapper["extra"])
+        for memory in self._memories.values():
+            memory.clear()
+        for name, tensors in wrapper["memories"].items():
+            self._memories[name].load(params, tensors)
+
+    def __getstate__(self) -> dict[str, Any]:
+        self._settle()
+        # LR schedulers replace `step` on the instance; that closure is theirs and cannot be copied.
+        return {name: value for name, value in self.__dict__.items() if name != "step"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        super().__setstate__({})
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(rho={self._radius}, base={type(self.base).__name__})"
+
+    # -- what `Passes` needs ------------------------------------------------------------------------------------
+
+    @property
+    def process_group(self) -> ProcessGroup | None:
+        """The ranks that decide together, or None."""
+        group = self.options.process_group
+        if not isinstance(group, str):
+            return group
+        distributed = torch.distributed
+        if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+            return distributed.group.WORLD
+        return None
+
+    def _open(self, passes: Passes) -> None:
+        """Register a step in flight and remember the state to return to."""
+        self._settle()
+        self._in_flight = passes
+        self._last = {}
+        self._saved_state = self.extra_state()
+
+    def _settle(self) -> None:
+        """Give up a step that was left in the middle."""
+        if self._in_flight is not None:
+            passes, self._in_flight = self._in_flight, None
+            passes.close(interrupted=True)
+
+    def _rollback(self) -> None:
+        self.load_extra_state(self._saved_state)
+        self._in_flight = None
+
+    def _commit(self) -> None:
+        self.task_step += 1
+        self._in_flight = None
+        self._opt_called = True  # what LR schedulers look at; `passes` does not go through `step`
+
+    def _complete(self, num_evaluations: int, is_finite: bool) -> None:
+        counters, rho = self.telemetry, self.rho
+        counters.steps += 1
+        counters.evaluations += num_evaluations
+        if not is_finite:
+            counters.nonfinite += 1
+            counters.last = {"evaluations": num_evaluations, "nonfinite": True}
+            return
+        for branch in ("sharpness", "flatness"):
+            outcome = self._last.get(branch)
+            if outcome is not None:
+                counter = getattr(counters, branch)
+                setattr(counter, outcome, getattr(counter, outcome) + 1)
+        counters.cache_age = self.cache_age()
+        counters.last = {"evaluations": num_evaluations, "rho": rho, **self._last}
+
+    def cache_age(self) -> dict[str, int]:
+        """Return for each cached branch the steps since its exact computation; optimizers with caches override it."""
+        return {}
+
+    def _without_sync(self) -> AbstractContextManager[Any]:
+        """Return the context in which evaluations run: DDP's ``no_sync`` if ranks perturb on their own."""
+        if self.options.perturbation == "local" and hasattr(self._model, "no_sync"):
+            return _Reusable(self._model.no_sync)
+        return nullcontext()
+
+
+class _Reusable(AbstractContextManager[None]):
+    """Enter a one-shot context manager afresh for each evaluation; leaving it twice is harmless."""
+
+    def __init__(self, make: Callable[[], AbstractContextManager[Any]]) -> None:
+        self._make = make
+        self._entered: list[AbstractContextManager[Any]] = []
+
+    def __enter__(self) -> None:
+        context = self._make()
+        context.__enter__()
+        self._entered.append(context)
+
+    def __exit__(self, *error: object) -> None:
+        while self._entered:
+            self._entered.pop().__exit__(None, None, None)

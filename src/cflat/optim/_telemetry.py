@@ -1,0 +1,60 @@
+"""Counters that let a user verify what an optimizer really did and what it cost."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+__all__ = ["Branch", "BranchCounter", "Outcome", "Telemetry"]
+
+Branch = Literal["sharpness", "flatness"]
+Outcome = Literal["refreshed", "reused", "skipped"]
+
+
+@dataclass
+class BranchCounter:
+    """How often one regularization branch was computed exactly, taken from its cache, or left out."""
+
+    refreshed: int = 0
+    reused: int = 0
+    skipped: int = 0
+
+
+@dataclass
+class Telemetry:
+    """What an optimizer has done since it was made; part of its ``state_dict``.
+
+    Attributes:
+        steps: Completed steps, skipped ones included.
+        evaluations: Forward and backward passes that these steps took.
+        sharpness: Outcomes of the zeroth-order branch (g_s).
+        flatness: Outcomes of the first-order branch (g_f).
+        nonfinite: Steps that were skipped because a gradient was Inf or NaN.
+        cache_age: For each cached branch, the steps since it was computed exactly.
+        last: Norms and decisions of the last completed step.
+    """
+
+    steps: int = 0
+    evaluations: int = 0
+    sharpness: BranchCounter = field(default_factory=BranchCounter)
+    flatness: BranchCounter = field(default_factory=BranchCounter)
+    nonfinite: int = 0
+    cache_age: dict[str, int] = field(default_factory=dict)
+    last: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def evaluations_per_step(self) -> float:
+        """Mean number of evaluations per completed step; 0 before the first."""
+        return self.evaluations / self.steps if self.steps else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all counters as plain numbers, for logs and checkpoints."""
+        return {**asdict(self), "evaluations_per_step": self.evaluations_per_step}
+
+    def load(self, values: dict[str, Any]) -> None:
+        """Take over the counters that `as_dict` returned."""
+        self.steps, self.evaluations = values["steps"], values["evaluations"]
+        self.sharpness = BranchCounter(**values["sharpness"])
+        self.flatness = BranchCounter(**values["flatness"])
+        self.nonfinite, self.cache_age = values["nonfinite"], dict(values["cache_age"])
+        self.last = dict(values["last"])

@@ -1,0 +1,231 @@
+"""Vectors of parameter space: all list-of-tensor algebra of the optimizers, in one place.
+
+A `Vector` is one point or direction in the space of the parameters that take part in a step. It is stored as the
+list of tensors that autograd produced, so nothing is flattened or copied, and every operation is one multi-tensor
+call (`torch._foreach_*`) whatever the number of tensors. Complex tensors enter as their real view and sparse ones
+densified (`as_real`), so the algebra below needs no special case.
+
+Norms are accumulated in at least float32, and the host reads each of them once: `read` fetches any number of
+device scalars with a single synchronisation, agrees on them with the other ranks, and raises `NonFiniteError` if
+one of them is Inf or NaN on any rank.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+__all__ = ["EPS", "NonFiniteError", "Vector", "as_real", "dot", "read"]
+
+EPS = 1e-12
+"""Added to a norm before dividing by it, so that the unit vector of zero is zero."""
+
+# A float32 norm on CPU is summed in one sweep per tensor and loses about 1e-4 beyond this many elements.
+_WIDE_SUM_NUMEL = 2**22
+
+
+class NonFiniteError(ArithmeticError):
+    """A gradient of this step is Inf or NaN; the step is skipped and the weights are restored."""
+
+
+class Vector:
+    """A list of tensors as one vector; methods that end in ``_`` overwrite it and return it.
+
+    Args:
+        tensors: Real, dense tensors, one for each parameter that takes part in the step.
+        group: The ranks that must agree on what is read from this vector; None means this process alone.
+        norm: The Euclidean norm, if it is known already.
+    """
+
+    __slots__ = ("_agreed", "_norm", "group", "is_finite", "tensors")
+
+    def __init__(
+        self, tensors: Sequence[Tensor], group: ProcessGroup | None = None, norm: float | None = None
+    ) -> None:
+        self.tensors = list(tensors)
+        self.group = group
+        self._norm = norm
+        self._agreed = norm
+        self.is_finite = norm is not None
+
+    @property
+    def norm(self) -> float:
+        """The Euclidean norm of this rank's vector; costs one host synchronisation the first time."""
+        if self._norm is None:
+            read(self)
+        assert self._norm is not None
+        return self._norm
+
+    @property
+    def agreed_norm(self) -> float:
+        """The mean of the ranks' norms: equal on all ranks, so decisions must be based on it."""
+        if self._agreed is None:
+            read(self)
+        assert self._agreed is not None
+        return self._agreed
+
+    def know_norm(self, norm: float) -> None:
+        """Note a norm that follows from others, so that it need not be read."""
+        self._norm = self._agreed = norm
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return sum(tensor.numel() for tensor in self.tensors)
+
+    def clone(self) -> Vector:
+        """Return a copy in memory of its own."""
+        return self._new(_clone(self.tensors), self._norm)
+
+    def scaled(self, alpha: float) -> Vector:
+        """Return ``alpha * self`` in new memory."""
+        return self._new(torch._foreach_mul(self.tensors, alpha), _times(self._norm, alpha))
+
+    def scale_(self, alpha: float) -> Vector:
+        """Multiply by a number."""
+        torch._foreach_mul_(self.tensors, alpha)
+        self._norm, self._agreed = _times(self._norm, alpha), _times(self._agreed, alpha)
+        return self
+
+    def add_(self, other: Vector, alpha: float = 1.0) -> Vector:
+        """Add ``alpha * other``."""
+        torch._foreach_add_(self.tensors, other.tensors, alpha=alpha)
+        return self._changed(other)
+
+    def minus(self, other: Vector) -> Vector:
+        """Return ``self - other`` in new memory."""
+        return self._new(torch._foreach_sub(self.tensors, other.tensors), None)
+
+    def subtracted_from_(self, other: Vector) -> Vector:
+        """Become ``other - self``."""
+        torch._foreach_neg_(self.tensors)
+        torch._foreach_add_(self.tensors, other.tensors)
+        return self._changed(other)
+
+    def absolute(self, plus: float) -> Vector:
+        """Return ``|self| + plus``, element by element, in new memory."""
+        magnitudes = torch._foreach_abs(self.tensors)
+        torch._foreach_add_(magnitudes, plus)
+        return self._new(magnitudes, None)
+
+    def mul_(self, other: Vector) -> Vector:
+        """Multiply element by element."""
+        torch._foreach_mul_(self.tensors, other.tensors)
+        return self._changed(other)
+
+    def remove_along_(self, reference: Vector, inner: float) -> Vector:
+        """Become orthogonal to ``reference``, given ``inner = dot(self, reference)``."""
+        return self.add_(reference, -inner / (reference.norm**2 + EPS**2))
+
+    def copy_to_(self, targets: Sequence[Tensor]) -> None:
+        """Overwrite ``targets`` with this vector, bit for bit."""
+        torch._foreach_copy_(list(targets), self.tensors)
+
+    def add_to_(self, targets: Sequence[Tensor], alpha: float) -> None:
+        """Add ``alpha * self`` to ``targets``."""
+        torch._foreach_add_(list(targets), self.tensors, alpha=alpha)
+
+    def sq_norm(self) -> Tensor:
+        """Return the squared norm as a scalar on the device, without synchronising."""
+        dtype = _accumulator(self.tensors)
+        norms = torch._foreach_norm(self.tensors, 2, dtype=dtype)
+        return _total(torch.linalg.vector_norm(_stack(norms))).square()
+
+    def _new(self, tensors: Sequence[Tensor], norm: float | None) -> Vector:
+        return Vector(tensors, self.group, norm)
+
+    def _changed(self, other: Vector) -> Vector:
+        """Forget the norm; a sum of finite vectors is taken to be finite."""
+        self._norm = self._agreed = None
+        self.is_finite = self.is_finite and other.is_finite
+        return self
+
+
+def read(*items: Vector | Tensor) -> list[float]:
+    """Fetch norms of vectors and values of device scalars with one host synchronisation.
+
+    All ranks of the first vector's group see the same verdict: if any value is not finite on any rank, every rank
+    raises `NonFiniteError`.
+    """
+    squares = [item.sq_norm() if isinstance(item, Vector) else item for item in items]
+    packed = _stack(squares)
+    group = next((item.group for item in items if isinstance(item, Vector)), None)
+    local = packed.tolist()
+    shared = _average_over_ranks(packed, group) if group is not None else local
+    if not all(math.isfinite(value) for value in (*local, *shared)):
+        raise NonFiniteError("A gradient of this step is Inf or NaN.")
+    values = []
+    for item, own, agreed in zip(items, local, shared, strict=True):
+        if isinstance(item, Vector):
+            own, agreed = math.sqrt(own), math.sqrt(agreed)
+            item._norm, item._agreed, item.is_finite = own, agreed, True
+        values.append(own)
+    return values
+
+
+def dot(left: Vector, right: Vector) -> Tensor:
+    """Return the inner product as a scalar on the device, without synchronising."""
+    dtype = _accumulator(left.tensors)
+    if any(_is_low_precision(tensor) for tensor in left.tensors):
+        products = [a.to(dtype) * b.to(dtype) for a, b in zip(left.tensors, right.tensors, strict=True)]
+    else:
+        products = list(torch._foreach_mul(left.tensors, right.tensors))
+    return _total(_stack([product.sum(dtype=dtype) for product in products]).sum())
+
+
+def as_real(tensor: Tensor) -> Tensor:
+    """Return a dense, real tensor with the same content (a view wherever there can be one)."""
+    if tensor.layout is not torch.strided:
+        tensor = tensor.to_dense()
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def _clone(tensors: list[Tensor]) -> Sequence[Tensor]:
+    """Copy all tensors in one call; before torch had one, a product with 1 is the exact copy."""
+    clone = getattr(torch, "_foreach_clone", None)
+    copies: Sequence[Tensor] = clone(tensors) if clone is not None else torch._foreach_mul(tensors, 1.0)
+    return copies
+
+
+def _times(norm: float | None, alpha: float) -> float | None:
+    return None if norm is None else abs(alpha) * norm
+
+
+def _is_low_precision(tensor: Tensor) -> bool:
+    return tensor.dtype in (torch.float16, torch.bfloat16)
+
+
+def _accumulator(tensors: list[Tensor]) -> torch.dtype:
+    """The dtype in which sums over these tensors are accumulated."""
+    if any(tensor.dtype == torch.float64 for tensor in tensors):
+        return torch.float64
+    is_wide = any(tensor.numel() > _WIDE_SUM_NUMEL and tensor.device.type == "cpu" for tensor in tensors)
+    return torch.float64 if is_wide else torch.float32
+
+
+def _stack(scalars: Sequence[Tensor]) -> Tensor:
+    """Stack scalars that may differ in device and precision."""
+    first = scalars[0]
+    if any(scalar.device != first.device or scalar.dtype != first.dtype for scalar in scalars):
+        dtype = max((scalar.dtype for scalar in scalars), key=lambda dtype: dtype.itemsize)
+        scalars = [scalar.to(first.device, dtype) for scalar in scalars]
+    return torch.stack(list(scalars))
+
+
+def _total(scalar: Tensor) -> Tensor:
+    """Complete a reduction over the shards of a DTensor (FSDP, tensor parallel)."""
+    return scalar.full_tensor() if hasattr(scalar, "full_tensor") else scalar
+
+
+def _average_over_ranks(values: Tensor, group: ProcessGroup) -> list[float]:
+    shared = values.clone()
+    torch.distributed.all_reduce(shared, group=group)
+    mean: list[float] = (shared / group.size()).tolist()
+    return mean

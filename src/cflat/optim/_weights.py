@@ -1,0 +1,101 @@
+"""The weights during one step: move them, collect their gradient, and put them back bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from cflat.optim._vectors import EPS, Vector, as_real
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+__all__ = ["Weights"]
+
+
+class Weights:
+    """The parameters that take part in one step.
+
+    The first collected gradient decides which those are: parameters without a gradient are never touched. In later
+    evaluations a gradient that vanished counts as zero and one that appeared is ignored. The original values are
+    copied at the first move and copied back by `restore`; storage never changes.
+
+    Args:
+        candidates: All parameters of the optimizer.
+        group: The ranks that must agree on decisions.
+    """
+
+    def __init__(self, candidates: Sequence[Tensor], group: ProcessGroup | None = None) -> None:
+        self.candidates = candidates
+        self.group = group
+        self.params: list[Tensor] = []
+        self._data: list[Tensor] = []
+        self._theta: Vector | None = None
+        self._is_sparse: list[bool] | None = None
+
+    def jump(self, direction: Vector, radius: float) -> None:
+        """Move to theta + radius * direction / |direction|."""
+        if self._theta is not None:
+            self._theta.copy_to_(self._data)
+        self.walk(direction, radius)
+
+    def walk(self, direction: Vector, radius: float) -> None:
+        """Move on from the present point by radius * direction / |direction|."""
+        self.shift(direction, radius / (direction.norm + EPS))
+
+    def shift(self, direction: Vector, alpha: float) -> None:
+        """Move on from the present point by alpha * direction."""
+        if self._theta is None:
+            self._theta = self.values().clone()
+        direction.add_to_(self._data, alpha)
+
+    def values(self) -> Vector:
+        """Return the present weights as a vector that shares their storage."""
+        return Vector(self._data, self.group)
+
+    def choose(self, params: Sequence[Tensor]) -> None:
+        """Name the parameters to move before there is a gradient."""
+        self.params = list(params)
+        self._data = [as_real(param.detach()) if param.is_complex() else param for param in params]
+
+    def collect(self, scale: float = 1.0) -> Vector:
+        """Take the gradient out of the parameters and divide it by the loss scale."""
+        if self._is_sparse is None:
+            self.restore()
+            active = [param for param in self.candidates if param.requires_grad and param.grad is not None]
+            self._is_sparse = [param.grad.is_sparse for param in active if param.grad is not None]
+            self.choose(active)
+        gradient = Vector([_take_gradient(param) for param in self.params], self.group)
+        self.clear_gradients()
+        return gradient if scale == 1.0 else gradient.scale_(1.0 / scale)
+
+    def assign(self, direction: Vector) -> None:
+        """Write the direction of descent into the gradients, in the layout in which they came."""
+        for param, tensor, sparse in zip(self.params, direction.tensors, self._is_sparse or [], strict=True):
+            gradient = torch.view_as_complex(tensor) if param.is_complex() else tensor
+            param.grad = gradient.to_sparse(1) if sparse else gradient
+
+    def clear_gradients(self) -> None:
+        """Drop all gradients of the optimizer's parameters."""
+        for param in self.candidates:
+            param.grad = None
+
+    def restore(self) -> None:
+        """Put the original values back; does nothing when nothing was moved."""
+        if self._theta is not None:
+            self._theta.copy_to_(self._data)
+            self._theta = None
+
+
+def _take_gradient(param: Tensor) -> Tensor:
+    """Return the gradient as a dense real tensor that nobody else will overwrite."""
+    gradient = param.grad
+    if gradient is None:
+        return torch.zeros_like(as_real(param.detach()))
+    # A view (DDP's gradient buckets) is refilled by the next backward pass, so it cannot be kept as it is.
+    if gradient._is_view():
+        gradient = gradient.clone()
+    return as_real(gradient.detach() if gradient.requires_grad else gradient)

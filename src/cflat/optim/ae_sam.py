@@ -1,0 +1,92 @@
+"""AE-SAM: SAM only where the gradient is large for its recent past (Jiang et al., 2023)."""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.optim import Optimizer
+
+from cflat._errors import check
+from cflat.optim._base import SharpnessAware, StepOptions
+from cflat.optim._catalog import register_optimizer
+from cflat.optim._passes import Direction
+from cflat.optim._schedules import Radius
+from cflat.optim._triggers import EmaTrigger
+from cflat.optim._weights import Weights
+
+__all__ = ["AESAM"]
+
+
+@register_optimizer(
+    "ae_sam",
+    summary="SAM when |g|^2 is large for its recent past, else plain",
+    evaluations="1 to 2",
+    paper="An Adaptive Policy to Employ Sharpness-Aware Minimization (2023)",
+)
+class AESAM(SharpnessAware):
+    """Descend along g_s if |g|^2 >= mu + c_t * sigma, else along g; mu, sigma are moving mean and deviation of |g|^2.
+
+    c_t falls linearly from ``start`` to ``end`` over ``total_steps``, so SAM becomes more frequent; without
+    ``total_steps`` it stays at their mean. Costs 1 evaluation, or 2 when triggered (about half of the steps).
+
+    Args:
+        base: Any torch optimizer; its groups and schedules stay in charge of the update.
+        model: The module whose buffers extra evaluations must leave alone; optional.
+        rho: Radius of the perturbation; above 0, or a schedule.
+        decay: Share of the past in the moving statistics, in [0, 1).
+        start: Threshold in deviations at the first step.
+        end: Threshold in deviations at the last step.
+        total_steps: Length of the training in steps, if it is known; counted over all tasks.
+        options: How steps are carried out; see `StepOptions`.
+    """
+
+    def __init__(
+        self,
+        base: Optimizer,
+        *,
+        model: nn.Module | None = None,
+        rho: Radius = 0.05,
+        decay: float = 0.9,
+        start: float = 1.0,
+        end: float = -1.0,
+        total_steps: int | None = None,
+        options: StepOptions | None = None,
+    ) -> None:
+        check("decay", decay, at_least=0, below=1)
+        check("start", start)
+        check("end", end)
+        if total_steps is not None:
+            check("total_steps", total_steps, at_least=1, integer=True)
+        super().__init__(base, model=model, rho=rho, options=options)
+        self.start, self.end, self.total_steps = start, end, total_steps
+        self.trigger = EmaTrigger(decay, is_rooted=True)
+
+    @property
+    def threshold(self) -> float:
+        """The present c_t, in deviations above the mean."""
+        share = 0.5 if self.total_steps is None else min(self.telemetry.steps / self.total_steps, 1.0)
+        return (1 - share) * self.start + share * self.end
+
+    def direction(self, weights: Weights) -> Direction:
+        """Return g_s or g."""
+        g = yield
+        if not self.trigger.fires(g.agreed_norm**2, self.threshold):
+            self.count("sharpness", "skipped", g=g.norm)
+            return g
+        weights.jump(g, self.rho)
+        self.count("sharpness", "refreshed", g=g.norm)
+        del g
+        g_s = yield
+        return g_s
+
+    def start_task(self, index: int, num_tasks: int | None = None) -> None:
+        """Begin a task: forget the statistics of the one before."""
+        super().start_task(index, num_tasks)
+        self.trigger.reset()
+
+    def extra_state(self) -> dict[str, float]:
+        """Return the moving statistics."""
+        return self.trigger.state()
+
+    def load_extra_state(self, state: dict[str, float]) -> None:
+        """Take over the moving statistics."""
+        self.trigger.load(state)

@@ -1,0 +1,115 @@
+"""C-Flat++: exact C-Flat when the gradient norm rises above a moving threshold, else plain (INFTY's "plus")."""
+
+from __future__ import annotations
+
+import math
+
+from torch import nn
+from torch.optim import Optimizer
+
+from cflat._errors import check
+from cflat.optim._base import SharpnessAware, StepOptions
+from cflat.optim._catalog import register_optimizer
+from cflat.optim._passes import Direction
+from cflat.optim._schedules import Radius
+from cflat.optim._weights import Weights
+
+__all__ = ["CFlatPlus"]
+
+
+@register_optimizer(
+    "c_flat_plus",
+    summary="C-Flat when |g| exceeds a moving threshold, else plain",
+    evaluations="1 to 4",
+    paper="C-Flat++ of the INFTY package (2025)",
+)
+class CFlatPlus(SharpnessAware):
+    """Descend along C-Flat's direction if E_t = A_t / (1 + exp(-steepness * (t - midpoint))) - |g| <= 0, else g.
+
+    Then A_{t+1} = A_t - gain * E_t. Once the sigmoid has saturated, gain = 1 triggers whenever |g| exceeds that of
+    the step before: about half of the steps, 2.5 evaluations on average. t counts from 1 within a task.
+
+    Args:
+        base: Any torch optimizer; its groups and schedules stay in charge of the update.
+        model: The module whose buffers extra evaluations must leave alone; optional.
+        rho: Radius of the neighbourhood; above 0, or a schedule.
+        lam: Weight of the flatness term; at least 0.
+        rho_fd: Step of the finite difference in g_f; None means ``rho``.
+        amplitude: A_1, the threshold that the first saturated step is compared with; above 0.
+        steepness: How fast the sigmoid rises per step; above 0.
+        midpoint: The step at which the sigmoid is one half; at least 0.
+        gain: How fast the threshold follows the gradient norm, in (0, 1].
+        options: How steps are carried out; see `StepOptions`.
+    """
+
+    def __init__(
+        self,
+        base: Optimizer,
+        *,
+        model: nn.Module | None = None,
+        rho: Radius = 0.05,
+        lam: float = 0.2,
+        rho_fd: float | None = None,
+        amplitude: float = 5.0,
+        steepness: float = 0.1,
+        midpoint: float = 80.0,
+        gain: float = 1.0,
+        options: StepOptions | None = None,
+    ) -> None:
+        check("lam", lam, at_least=0)
+        if rho_fd is not None:
+            check("rho_fd", rho_fd, above=0)
+        check("amplitude", amplitude, above=0)
+        check("steepness", steepness, above=0)
+        check("midpoint", midpoint, at_least=0)
+        check("gain", gain, above=0, at_most=1)
+        super().__init__(base, model=model, rho=rho, options=options)
+        self.lam, self.rho_fd = lam, rho_fd
+        self.initial_amplitude = self.amplitude = amplitude
+        self.steepness, self.midpoint, self.gain = steepness, midpoint, gain
+
+    def direction(self, weights: Weights) -> Direction:
+        """Return C-Flat's direction or g."""
+        rho = self.rho
+        rho_fd = self.rho_fd or rho
+        lam = self.lam * rho / rho_fd
+
+        g = yield
+        if not self._exceeds_threshold(g.agreed_norm):
+            self.count("sharpness", "skipped", g=g.norm)
+            self.count("flatness", "skipped")
+            return g
+        weights.jump(g, rho)  # from here on as in C-Flat
+        g_s = yield
+        increment = g.subtracted_from_(g_s)
+        weights.jump(increment, rho)
+        self.count("sharpness", "refreshed", increment=increment.norm)
+        del g, increment
+        g_0 = yield
+        weights.walk(g_0, rho_fd)
+        self.count("flatness", "refreshed", g_0=g_0.norm)
+        g_s.add_(g_0, -lam)
+        del g_0
+        g_1 = yield
+        return g_s.add_(g_1, lam)
+
+    def _exceeds_threshold(self, norm: float) -> bool:
+        """Compare |g| with the threshold of this step, then move the threshold towards it."""
+        exponent = self.steepness * (self.task_step + 1 - self.midpoint)
+        sigmoid = 0.5 * (1 + math.tanh(0.5 * exponent))  # does not overflow
+        excess = self.amplitude * sigmoid - norm
+        self.amplitude -= self.gain * excess
+        return excess <= 0
+
+    def start_task(self, index: int, num_tasks: int | None = None) -> None:
+        """Begin a task with the initial threshold."""
+        super().start_task(index, num_tasks)
+        self.amplitude = self.initial_amplitude
+
+    def extra_state(self) -> dict[str, float]:
+        """Return the threshold."""
+        return {"amplitude": self.amplitude}
+
+    def load_extra_state(self, state: dict[str, float]) -> None:
+        """Take over the threshold."""
+        self.amplitude = state["amplitude"]

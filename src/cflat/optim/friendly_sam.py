@@ -1,0 +1,66 @@
+"""Friendly-SAM: perturb along the noise of the batch, not along the full gradient (Li et al., 2024)."""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.optim import Optimizer
+
+from cflat._errors import check
+from cflat.optim._base import SharpnessAware, StepOptions
+from cflat.optim._catalog import register_optimizer
+from cflat.optim._passes import Direction
+from cflat.optim._schedules import Radius
+from cflat.optim._weights import Weights
+
+__all__ = ["FriendlySAM"]
+
+
+@register_optimizer(
+    "friendly_sam",
+    summary="SAM perturbed along the batch-specific part of g",
+    evaluations="2",
+    kept=1,
+    paper="Friendly Sharpness-Aware Minimization (2024)",
+)
+class FriendlySAM(SharpnessAware):
+    """Descend along the gradient at theta + rho * unit(g - sigma * m), with m a moving average of past gradients.
+
+    The average of the steps before this one is subtracted, then m = decay * m + (1 - decay) * g. Costs 2 evaluations
+    per step and keeps one gradient-sized buffer.
+
+    Args:
+        base: Any torch optimizer; its groups and schedules stay in charge of the update.
+        model: The module whose buffers extra evaluations must leave alone; optional.
+        rho: Radius of the perturbation; above 0, or a schedule.
+        sigma: Share of the full-batch component to remove; at least 0, and 0 is SAM.
+        decay: Share of the past in the moving average, in [0, 1).
+        options: How steps are carried out; see `StepOptions`.
+    """
+
+    def __init__(
+        self,
+        base: Optimizer,
+        *,
+        model: nn.Module | None = None,
+        rho: Radius = 0.05,
+        sigma: float = 1.0,
+        decay: float = 0.9,
+        options: StepOptions | None = None,
+    ) -> None:
+        check("sigma", sigma, at_least=0)
+        check("decay", decay, at_least=0, below=1)
+        super().__init__(base, model=model, rho=rho, options=options)
+        self.sigma = sigma
+        self.decay = decay
+
+    def direction(self, weights: Weights) -> Direction:
+        """Return the gradient at the friendly perturbation."""
+        g = yield
+        m = self.memory("m").recall_or_zero(weights.params, like=g)
+        noise = m.scaled(-self.sigma).add_(g)
+        weights.jump(noise, self.rho)
+        self.count("sharpness", "refreshed", noise=noise.norm)
+        m.scale_(self.decay).add_(g, 1 - self.decay)  # after `jump` has seen that g is finite
+        del g, noise
+        g_s = yield
+        return g_s

@@ -1,0 +1,88 @@
+"""LookSAM: SAM every k steps, and its slowly varying component in between (Liu et al., 2022)."""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.optim import Optimizer
+
+from cflat._errors import check
+from cflat.optim._base import SharpnessAware, StepOptions
+from cflat.optim._catalog import register_optimizer
+from cflat.optim._passes import Direction
+from cflat.optim._schedules import Radius
+from cflat.optim._vectors import EPS, dot, read
+from cflat.optim._weights import Weights
+
+__all__ = ["LookSAM"]
+
+
+@register_optimizer(
+    "looksam",
+    summary="SAM every k steps, its cached orthogonal part in between",
+    evaluations="1 + 1/k",
+    kept=1,
+    paper="Towards Efficient and Scalable Sharpness-Aware Minimization (2022)",
+)
+class LookSAM(SharpnessAware):
+    """Descend along g_s on steps 0, k, 2k, ... of a task and along g + alpha * |g| * g_v / |g_v| in between.
+
+    g_v is the component of g_s orthogonal to g; norms and inner products are global, as the paper writes them.
+    Costs 1 + 1/k evaluations per step and keeps one gradient-sized buffer.
+
+    Args:
+        base: Any torch optimizer; its groups and schedules stay in charge of the update.
+        model: The module whose buffers extra evaluations must leave alone; optional.
+        rho: Radius of the perturbation; above 0, or a schedule.
+        k: Steps from one exact computation to the next; at least 1, and 1 is SAM.
+        alpha: Length of the reused component relative to the gradient; at least 0.
+        options: How steps are carried out; see `StepOptions`.
+    """
+
+    def __init__(
+        self,
+        base: Optimizer,
+        *,
+        model: nn.Module | None = None,
+        rho: Radius = 0.05,
+        k: int = 5,
+        alpha: float = 0.7,
+        options: StepOptions | None = None,
+    ) -> None:
+        check("k", k, at_least=1, integer=True)
+        check("alpha", alpha, at_least=0)
+        super().__init__(base, model=model, rho=rho, options=options)
+        self.k = k
+        self.alpha = alpha
+        self.age = 0
+
+    def direction(self, weights: Weights) -> Direction:
+        """Return g_s, exact or simulated."""
+        g = yield
+        g_v = None if self.task_step % self.k == 0 else self.memory("g_v").recall(weights.params, like=g)
+        if g_v is not None:
+            self.age += 1
+            self.count("sharpness", "reused", g=g.norm, g_v=g_v.norm)
+            return g.add_(g_v, self.alpha * g.norm / (g_v.norm + EPS))
+
+        weights.jump(g, self.rho)
+        g_s = yield
+        if self.k > 1:
+            g_v = g_s.minus(g)  # its component orthogonal to g is that of g_s
+            _, inner = read(g_v, dot(g_v, g))
+            g_v.remove_along_(g, inner)
+            self.memory("g_v").store(weights.params, g_v)
+        self.age = 0
+        self.count("sharpness", "refreshed", g=g.norm)
+        return g_s
+
+    def cache_age(self) -> dict[str, int]:
+        """Return the steps since g_v was computed."""
+        return {"sharpness": self.age} if self.memory("g_v") else {}
+
+    def extra_state(self) -> dict[str, int]:
+        """Return the age of the cache."""
+        return {"age": self.age}
+
+    def load_extra_state(self, state: dict[str, int]) -> None:
+        """Take over the age of the cache."""
+        self.age = state["age"]

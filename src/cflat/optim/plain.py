@@ -1,0 +1,34 @@
+"""No flatness at all: the base optimizer alone, behind the same interface and the same guards."""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.optim import Optimizer
+
+from cflat.optim._base import SharpnessAware, StepOptions
+from cflat.optim._catalog import register_optimizer
+from cflat.optim._passes import Direction
+from cflat.optim._weights import Weights
+
+__all__ = ["Plain"]
+
+
+@register_optimizer("none", summary="the base optimizer alone", evaluations="1")
+class Plain(SharpnessAware):
+    """Descend along the gradient; one evaluation per step, no extra memory.
+
+    Args:
+        base: Any torch optimizer.
+        model: Accepted for symmetry; a single evaluation disturbs no buffers.
+        options: How steps are carried out; see `StepOptions`.
+    """
+
+    def __init__(
+        self, base: Optimizer, *, model: nn.Module | None = None, options: StepOptions | None = None
+    ) -> None:
+        super().__init__(base, model=model, options=options)
+
+    def direction(self, weights: Weights) -> Direction:
+        """Return g."""
+        g = yield
+        return g
