@@ -36,7 +36,7 @@ __all__ = [
 CROP_ATTEMPTS = 10
 """Shapes that torchvision tries before it falls back to a central crop."""
 
-DENSE_RESAMPLE_PIXELS = 64 * 64
+DENSE_RESAMPLE_PIXELS = 48 * 48
 """Above this image area, cropping and resizing one by one beats the dense products of `resample` on a CPU."""
 
 

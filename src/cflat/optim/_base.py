@@ -93,9 +93,7 @@ class SharpnessAware(Optimizer):
                 f"got {base!r}."
             )
         if isinstance(base, SharpnessAware):
-            raise TypeError(
-                f"base must be a plain torch optimizer, got {type(base).__name__}, which wraps one."
-            )
+            raise TypeError(f"base must be a plain torch optimizer, got {type(base).__name__}, which wraps one.")
         if rho is not None:
             check_radius("rho", rho)
         self._is_linked = False
@@ -355,8 +353,9 @@ class SharpnessAware(Optimizer):
 
     def _without_sync(self) -> AbstractContextManager[Any]:
         """Return the context in which evaluations run: DDP's ``no_sync`` if ranks perturb on their own."""
-        if self.options.perturbation == "local" and hasattr(self._model, "no_sync"):
-            return _Reusable(self._model.no_sync)
+        no_sync = getattr(self._model, "no_sync", None)
+        if self.options.perturbation == "local" and no_sync is not None:
+            return _Reusable(no_sync)
         return nullcontext()
 
 

@@ -98,9 +98,7 @@ class RandomGuard:
         self._before, self._after = [], []
 
 
-def _same_tensors(
-    left: list[tuple[nn.Module, str, Tensor]], right: list[tuple[nn.Module, str, Tensor]]
-) -> bool:
+def _same_tensors(left: list[tuple[nn.Module, str, Tensor]], right: list[tuple[nn.Module, str, Tensor]]) -> bool:
     return len(left) == len(right) and all(
         a[2] is b[2] and a[2].shape == b[2].shape for a, b in zip(left, right, strict=True)
     )
@@ -108,9 +106,7 @@ def _same_tensors(
 
 def _random_states(devices: list[torch.device]) -> list[Tensor]:
     return [
-        torch.get_rng_state()
-        if device.type == "cpu"
-        else torch.get_device_module(device).get_rng_state(device)
+        torch.get_rng_state() if device.type == "cpu" else torch.get_device_module(device).get_rng_state(device)
         for device in devices
     ]
 

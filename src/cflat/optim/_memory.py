@@ -82,8 +82,7 @@ class DirectionMemory:
         """Take over what `state` returned, moved to the parameters' devices."""
         self.clear()
         self._tensors = {
-            params[index]: tensor.detach().to(params[index].device, copy=True)
-            for index, tensor in state.items()
+            params[index]: tensor.detach().to(params[index].device, copy=True) for index, tensor in state.items()
         }
 
     def _part(self, param: Tensor, like: Tensor) -> Tensor | None:
@@ -92,8 +91,7 @@ class DirectionMemory:
 
     def _attach(self, params: Sequence[Tensor], parts: list[Tensor | None], like: Vector) -> Vector:
         tensors = [
-            torch.zeros_like(tensor) if part is None else part
-            for part, tensor in zip(parts, like.tensors, strict=True)
+            torch.zeros_like(tensor) if part is None else part for part, tensor in zip(parts, like.tensors, strict=True)
         ]
         self._tensors.update(zip(params, tensors, strict=True))
         vector = Vector(tensors, like.group)

@@ -201,7 +201,5 @@ def _average_(direction: Vector) -> None:
     torch.distributed.all_reduce(flat, group=direction.group)
     flat /= direction.group.size()
     parts = flat.split([tensor.numel() for tensor in direction.tensors])
-    torch._foreach_copy_(
-        direction.tensors, [p.view_as(t) for p, t in zip(parts, direction.tensors, strict=True)]
-    )
+    torch._foreach_copy_(direction.tensors, [p.view_as(t) for p, t in zip(parts, direction.tensors, strict=True)])
     direction.is_finite = False

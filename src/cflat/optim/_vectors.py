@@ -46,9 +46,7 @@ class Vector:
 
     __slots__ = ("_agreed", "_norm", "group", "is_finite", "tensors")
 
-    def __init__(
-        self, tensors: Sequence[Tensor], group: ProcessGroup | None = None, norm: float | None = None
-    ) -> None:
+    def __init__(self, tensors: Sequence[Tensor], group: ProcessGroup | None = None, norm: float | None = None) -> None:
         self.tensors = list(tensors)
         self.group = group
         self._norm = norm

@@ -50,9 +50,7 @@ class TurboRules:
         """Return the reading called ``name``."""
         if name not in _NAMED_RULES:
             known = list(_NAMED_RULES)
-            raise ValueError(
-                f"rules must be one of {known} or TurboRules, got {name!r}.{suggest(str(name), known)}"
-            )
+            raise ValueError(f"rules must be one of {known} or TurboRules, got {name!r}.{suggest(str(name), known)}")
         return _NAMED_RULES[name]
 
 
@@ -193,8 +191,9 @@ class CFlatTurbo(SharpnessAware):
         super().start_task(index, num_tasks)
         self.sharp.reset()
         self.flat.reset()
-        grows = self.schedule and num_tasks is not None
-        self.interval = self.k + (math.floor(self.k_growth * index / num_tasks + 1e-9) if grows else 0)
+        self.interval = self.k
+        if self.schedule and num_tasks is not None:
+            self.interval += math.floor(self.k_growth * index / num_tasks + 1e-9)  # 1e-9: 7.0 may come out as 6.99...
 
     def cache_age(self) -> dict[str, int]:
         """Return the steps since each branch was computed exactly, for those that are cached."""
@@ -229,9 +228,7 @@ class _Branch:
         memory: Where the component is kept.
     """
 
-    def __init__(
-        self, rules: TurboRules, decay: float, *, along: float, beta: float, memory: DirectionMemory
-    ) -> None:
+    def __init__(self, rules: TurboRules, decay: float, *, along: float, beta: float, memory: DirectionMemory) -> None:
         self.rules = rules
         self.trigger = EmaTrigger(decay, is_rooted=rules.dispersion == "deviation")
         self.coefficients = (along, beta)

@@ -18,9 +18,7 @@ from cflat.optim._catalog import OPTIMIZERS, OptimizerSpec
 __all__ = ["create_optimizer", "get_optimizer_spec", "list_optimizers", "optimizer_settings"]
 
 
-def create_optimizer(
-    name: str, base: Optimizer, *, model: nn.Module | None = None, **settings: Any
-) -> SharpnessAware:
+def create_optimizer(name: str, base: Optimizer, *, model: nn.Module | None = None, **settings: Any) -> SharpnessAware:
     """Wrap ``base`` in the optimizer called ``name``.
 
     Args:

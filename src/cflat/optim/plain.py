@@ -23,9 +23,7 @@ class Plain(SharpnessAware):
         options: How steps are carried out; see `StepOptions`.
     """
 
-    def __init__(
-        self, base: Optimizer, *, model: nn.Module | None = None, options: StepOptions | None = None
-    ) -> None:
+    def __init__(self, base: Optimizer, *, model: nn.Module | None = None, options: StepOptions | None = None) -> None:
         super().__init__(base, model=model, options=options)
 
     def direction(self, weights: Weights) -> Direction:
