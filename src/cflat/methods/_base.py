@@ -1,0 +1,160 @@
+"""The contract of a continual-learning method.
+
+A method says what is learned: which network, which loss, what happens at the borders of a task. It never sees
+optimizers, epochs, devices, loaders or checkpoints. One training step evaluates the same objective one to four
+times at perturbed weights, hence the split:
+
+- `Method.prepare` runs once per step, without gradients: everything that does not depend on the trained weights.
+- `Method.loss` is pure: called again on the same batch at the same weights it gives the same gradient, and it
+  changes nothing.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+from torch import Tensor, nn
+
+from cflat.data import Batch, ImageSet, Task
+from cflat.data.stream import Scenario
+
+__all__ = ["Extract", "Loss", "Method", "ParamGroup", "Phase", "StreamInfo"]
+
+
+@dataclass(frozen=True)
+class StreamInfo:
+    """What a method may know about the stream before it starts."""
+
+    scenario: Scenario
+    num_classes: int
+    """Outputs of the final head."""
+    num_tasks: int | None = None
+    label_modulus: int | None = None
+    """Set when every domain has labels of its own; see `Stream`."""
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A loss as the sum of its named parts."""
+
+    parts: Mapping[str, Tensor]
+
+    @property
+    def total(self) -> Tensor:
+        """The sum that is back-propagated."""
+        first, *rest = self.parts.values()
+        for part in rest:
+            first = first + part
+        return first
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One stretch of training within a task; most methods have exactly one."""
+
+    name: str = "train"
+    epochs: int | None = None
+    """Epochs of this phase; None takes the run's setting."""
+    augment: bool = True
+    """Whether images get the training transform; without it an image looks the same in every epoch."""
+
+
+@dataclass(frozen=True)
+class ParamGroup:
+    """Parameters that are trained together, with their learning rate relative to the run's."""
+
+    params: list[nn.Parameter]
+    lr_scale: float = 1.0
+    name: str = "all"
+    weight_decay: float | None = None
+    """None takes the run's setting."""
+
+
+class Extract(Protocol):
+    """Apply a function of images to a whole image set, in evaluation mode under the test transform.
+
+    Given to the methods by the trainer: ``extract(task.train, self.network.features)`` returns the features of all
+    images, in order.
+    """
+
+    def __call__(self, images: ImageSet, function: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return the concatenated outputs."""
+        ...
+
+
+class Method(nn.Module):
+    """A continual-learning method; subclass it in one file and register it.
+
+    Everything that must survive a restart is a parameter, a buffer, a submodule, or in `extra_state`. Structure is
+    built by `grow` alone, so that a restored run can rebuild it before it loads the values.
+
+    Attributes:
+        network: The module that is trained; `loss` receives it back, possibly wrapped for several devices.
+        scores: Names of what `predict` returns, the headline first.
+    """
+
+    scores: ClassVar[tuple[str, ...]] = ("logits",)
+    network: nn.Module
+
+    def __init__(self, info: StreamInfo) -> None:
+        super().__init__()
+        self.info = info
+
+    # -- structure ----------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def grow(self, task: Task) -> None:
+        """Extend the structure for ``task`` (heads, blocks, teachers); needs no data, also called on restore."""
+
+    def phases(self, task: Task) -> tuple[Phase, ...]:
+        """Return the training phases of ``task``; none for a method that only collects statistics."""
+        return (Phase(),)
+
+    def param_groups(self, task: Task, phase: Phase) -> list[ParamGroup]:
+        """Return what ``phase`` trains; by default every parameter of the network that asks for a gradient."""
+        return [ParamGroup([p for p in self.network.parameters() if p.requires_grad])]
+
+    def set_train_mode(self) -> None:
+        """Switch to training mode; frozen parts stay in evaluation mode."""
+        self.network.train()
+
+    # -- a task -------------------------------------------------------------------------------------------------
+
+    def start_task(self, task: Task, extract: Extract) -> None:
+        """Do what must happen before training, once."""
+
+    def start_phase(self, task: Task, phase: Phase, extract: Extract) -> None:
+        """Do what must happen before one phase, once."""
+
+    def train_images(self, task: Task) -> ImageSet:
+        """Return what ``task`` is trained on; methods with a memory add their exemplars."""
+        return task.train
+
+    def prepare(self, batch: Batch) -> Batch:
+        """Add what `loss` needs and the trained weights do not change; called once per step, without gradients."""
+        return batch
+
+    @abstractmethod
+    def loss(self, model: nn.Module, batch: Batch) -> Loss:
+        """Return the loss of a prepared batch; called several times per step, must be pure."""
+        raise NotImplementedError
+
+    def finish_task(self, task: Task, extract: Extract) -> None:
+        """Do what must happen after training, once: exemplars, class means, merging."""
+
+    @abstractmethod
+    def predict(self, images: Tensor) -> dict[str, Tensor]:
+        """Return scores over all classes seen so far, one tensor (B, classes) for each name in ``scores``."""
+        raise NotImplementedError
+
+    # -- restarts -----------------------------------------------------------------------------------------------
+
+    def extra_state(self) -> dict[str, Any]:
+        """Return what a checkpoint must hold besides the module's state: plain numbers, strings and tensors."""
+        return {}
+
+    def load_extra_state(self, state: dict[str, Any], train: ImageSet) -> None:
+        """Take over what `extra_state` returned; ``train`` holds all training images of the stream."""

@@ -1,0 +1,50 @@
+"""What rehearsal methods share: settings of the exemplar memory and its place in a task."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from cflat.data import ExemplarMemory, ImageSet, Task
+from cflat.methods._base import Method, StreamInfo
+
+__all__ = ["MemoryConfig", "Rehearsal"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryConfig:
+    """Settings of the exemplar memory."""
+
+    memory_total: int | None = None
+    """Exemplars in all, divided among the classes seen so far; excludes memory_per_class."""
+    memory_per_class: int | None = None
+    """Exemplars of each class; 20 if neither budget is given."""
+    selection: Literal["herding", "random"] = "herding"
+    """How exemplars are chosen."""
+
+    def make_memory(self) -> ExemplarMemory:
+        """Return an empty memory with this budget."""
+        per_class = self.memory_per_class
+        if self.memory_total is None and per_class is None:
+            per_class = 20
+        return ExemplarMemory(total=self.memory_total, per_class=per_class, selection=self.selection)
+
+
+class Rehearsal(Method):
+    """A method that trains on exemplars of earlier tasks besides the present one."""
+
+    def __init__(self, config: MemoryConfig, info: StreamInfo) -> None:
+        super().__init__(info)
+        self.memory = config.make_memory()
+
+    def train_images(self, task: Task) -> ImageSet:
+        """Return the task's images and all exemplars."""
+        return self.memory.rehearse(task.train)
+
+    def extra_state(self) -> dict[str, Any]:
+        """Return the rows of the exemplars."""
+        return {"memory": dict(self.memory.state())}
+
+    def load_extra_state(self, state: dict[str, Any], train: ImageSet) -> None:
+        """Find the exemplars again."""
+        self.memory.load_state(state["memory"], train)

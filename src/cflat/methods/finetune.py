@@ -1,0 +1,57 @@
+"""Finetune: learn each task as it comes and keep nothing; the lower bound of the field."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from cflat.data import Batch, Task
+from cflat.methods._base import Loss, Method, StreamInfo
+from cflat.methods._catalog import register_method
+from cflat.nn.backbone import Backbone
+from cflat.nn.classifier import Classifier
+
+__all__ = ["Finetune", "FinetuneConfig"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuneConfig:
+    """Settings of finetune."""
+
+    classes: Literal["seen", "new"] = "seen"
+    """Classes among which the loss decides: all seen so far, or those of the present task only."""
+
+
+@register_method(
+    "finetune",
+    config=FinetuneConfig,
+    summary="train each task as it comes, remember nothing",
+    scenarios=("class", "task", "domain"),
+)
+class Finetune(Method):
+    """Cross-entropy on the present task; every weight is trained."""
+
+    network: Classifier
+
+    def __init__(self, config: FinetuneConfig, backbone: Backbone, info: StreamInfo) -> None:
+        super().__init__(info)
+        self.config = config
+        self.network = Classifier(backbone)
+        self.first_class = 0
+
+    def grow(self, task: Task) -> None:
+        """Add outputs for the new classes."""
+        self.first_class = task.classes.start if self.config.classes == "new" else 0
+        self.network.head.grow(task.classes.stop - self.network.head.num_classes)
+
+    def loss(self, model: nn.Module, batch: Batch) -> Loss:
+        """Classify among the seen (or the new) classes."""
+        logits = model(batch.images)[:, self.first_class :]
+        return Loss({"classify": functional.cross_entropy(logits, batch.labels - self.first_class)})
+
+    def predict(self, images: Tensor) -> dict[str, Tensor]:
+        """Return the logits of all seen classes."""
+        return {"logits": self.network(images)}

@@ -1,0 +1,92 @@
+"""iCaRL: rehearsal, distillation and nearest-mean classification (Rebuffi et al., 2017).
+
+As in PILOT and PyCIL the classification term is a cross-entropy over all seen classes (the original uses sigmoids),
+and the distillation term carries no factor T^2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from cflat.data import Batch, Task
+from cflat.methods._base import Extract, Loss, StreamInfo
+from cflat.methods._catalog import register_method
+from cflat.methods._exemplars import MemoryConfig, Rehearsal
+from cflat.nn.backbone import Backbone
+from cflat.nn.classifier import Classifier
+from cflat.nn.heads import NearestMeanHead
+from cflat.nn.surgery import frozen_copy
+
+__all__ = ["ICaRL", "ICaRLConfig", "distillation"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ICaRLConfig(MemoryConfig):
+    """Settings of iCaRL."""
+
+    temperature: float = 2.0
+    """Softens old and new logits before they are compared; above 0."""
+
+
+@register_method(
+    "icarl",
+    config=ICaRLConfig,
+    summary="exemplars, distillation from the previous network, nearest-mean classification",
+    scenarios=("class", "task", "domain"),
+    needs_memory=True,
+    paper="iCaRL: Incremental Classifier and Representation Learning (2017)",
+)
+class ICaRL(Rehearsal):
+    """Fine-tune everything on new classes and exemplars while staying close to the previous network's logits."""
+
+    scores = ("cnn", "nme")
+    network: Classifier
+
+    def __init__(self, config: ICaRLConfig, backbone: Backbone, info: StreamInfo) -> None:
+        super().__init__(config, info)
+        self.config = config
+        self.network = Classifier(backbone)
+        self.teacher: Classifier | None = None
+        self.means = NearestMeanHead(backbone.feature_dim, metric="euclidean")
+
+    def grow(self, task: Task) -> None:
+        """Keep the previous network as teacher and add outputs for the new classes."""
+        if task.index > 0:
+            self.teacher = None  # a teacher must not contain its own teacher's copy
+            self.teacher = frozen_copy(self.network)
+        self.network.head.grow(task.classes.stop - self.network.head.num_classes)
+
+    def prepare(self, batch: Batch) -> Batch:
+        """Add the teacher's logits: they depend on no trained weight."""
+        return batch if self.teacher is None else batch.with_(teacher=self.teacher(batch.images))
+
+    def loss(self, model: nn.Module, batch: Batch) -> Loss:
+        """Classify among all seen classes and keep the old logits."""
+        logits = model(batch.images)
+        parts = {"classify": functional.cross_entropy(logits, batch.labels)}
+        if "teacher" in batch.extras:
+            parts["distil"] = distillation(logits, batch.extras["teacher"], self.config.temperature)
+        return Loss(parts)
+
+    def finish_task(self, task: Task, extract: Extract) -> None:
+        """Herd exemplars of the new classes and compute all class means anew."""
+        self.memory.update(task.train, extract(task.train, self.network.features))
+        exemplars = self.memory.images()
+        features = extract(exemplars, self.network.features)
+        self.means.reset()
+        self.means.update(features, torch.from_numpy(exemplars.labels).to(features.device))
+
+    def predict(self, images: Tensor) -> dict[str, Tensor]:
+        """Return the network's logits and the closeness to each class mean, from one feature pass."""
+        features = self.network.features(images)
+        return {"cnn": self.network.head(features), "nme": self.means(features)}
+
+
+def distillation(logits: Tensor, teacher: Tensor, temperature: float) -> Tensor:
+    """Return the cross-entropy between the softened teacher and the softened logits of the classes it knows."""
+    old = logits[:, : teacher.shape[1]]
+    return functional.cross_entropy(old / temperature, (teacher / temperature).softmax(dim=1))
