@@ -1,0 +1,195 @@
+"""The accuracy matrix of a run, and the numbers of the field that follow from it.
+
+Two different quantities are called "average accuracy" in the literature: the mean over stages of the pooled accuracy
+(``avg``) and the mean over tasks after the last stage (``task_mean``). Both are here, under names of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from cflat._errors import DataError
+
+__all__ = ["METRICS", "AccuracyMatrix", "Metric"]
+
+Counts: TypeAlias = npt.NDArray[np.int64]
+Fractions: TypeAlias = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number that `AccuracyMatrix` has under ``name``, and how to present it."""
+
+    name: str
+    title: str
+    definition: str
+    is_gain: bool = True
+    """Whether larger is better."""
+
+
+METRICS: dict[str, Metric] = {
+    metric.name: metric
+    for metric in (
+        Metric("avg", "Avg", "mean over stages of the accuracy on all test images seen so far (pooled)"),
+        Metric("last", "Last", "accuracy on all test images after the last task (pooled)"),
+        Metric("task_mean", "Task mean", "mean over tasks of each task's accuracy after the last task"),
+        Metric(
+            "forgetting",
+            "Forgetting",
+            "mean over earlier tasks of best accuracy so far minus accuracy now",
+            is_gain=False,
+        ),
+        Metric(
+            "backward_transfer", "Backward transfer", "mean over earlier tasks of accuracy now minus when just learned"
+        ),
+    )
+}
+
+
+@dataclass(frozen=True, eq=False)
+class AccuracyMatrix:
+    """How many test images of each task were right after each stage of the stream.
+
+    A stage is the moment after a task. A run that is not finished has fewer stages than tasks; all numbers then speak
+    of its last finished stage. Tasks without test images are left out of means; an empty mean is NaN.
+
+    Attributes:
+        correct: int64 (stages, tasks): entry (t, i) counts right answers on task i after stage t; 0 where i > t.
+        total: int64 (tasks,): test images of each task.
+
+    >>> matrix = AccuracyMatrix.start([10, 30]).with_stage([9]).with_stage([6, 27])
+    >>> matrix.stage_accuracy.tolist()
+    [0.9, 0.825]
+    >>> round(matrix.forgetting, 3)
+    0.3
+    """
+
+    correct: Counts
+    total: Counts
+
+    def __post_init__(self) -> None:
+        correct, total = (np.array(counts, dtype=np.int64) for counts in (self.correct, self.total))
+        correct = correct.reshape(-1, len(total)) if correct.size == 0 else correct
+        if total.ndim != 1 or correct.ndim != 2 or correct.shape[1] != len(total) or len(correct) > len(total):
+            raise ValueError(
+                f"correct must be (stages, tasks) with at most {total.size} stages and tasks, got {correct.shape}."
+            )
+        if (correct < 0).any() or (correct > total).any():
+            raise ValueError("correct must lie between 0 and the number of test images of the task.")
+        if np.triu(correct, 1).any():
+            raise ValueError("correct must be 0 for tasks that a stage has not seen.")
+        for name, counts in (("correct", correct), ("total", total)):
+            counts.flags.writeable = False
+            object.__setattr__(self, name, counts)
+
+    @classmethod
+    def start(cls, total: Sequence[int] | Counts) -> AccuracyMatrix:
+        """Return the matrix of a stream before its first task, from the test images of each task."""
+        return cls(np.zeros((0, len(total)), dtype=np.int64), np.asarray(total, dtype=np.int64))
+
+    def with_stage(self, correct: Sequence[int] | Counts) -> AccuracyMatrix:
+        """Return this matrix with one stage more, from the right answers on each task seen by then."""
+        row = np.zeros(self.num_tasks, dtype=np.int64)
+        if len(correct) != self.num_stages + 1:
+            raise ValueError(
+                f"Stage {self.num_stages} has seen {self.num_stages + 1} tasks, got {len(correct)} counts."
+            )
+        row[: len(correct)] = correct
+        return AccuracyMatrix(np.vstack([self.correct, row]), self.total)
+
+    @property
+    def num_tasks(self) -> int:
+        """Tasks of the stream."""
+        return len(self.total)
+
+    @property
+    def num_stages(self) -> int:
+        """Tasks that are finished."""
+        return len(self.correct)
+
+    @property
+    def accuracy(self) -> Fractions:
+        """Entry (t, i): accuracy on task i after stage t; NaN where the stage has not seen the task."""
+        seen = np.tri(self.num_stages, self.num_tasks, dtype=bool) & (self.total > 0)
+        return np.where(seen, self.correct / np.maximum(self.total, 1), np.nan)
+
+    @property
+    def stage_accuracy(self) -> Fractions:
+        """A_t of each stage: right answers over all test images seen so far."""
+        seen = np.cumsum(self.total)[: self.num_stages]
+        return np.where(seen > 0, self.correct.sum(axis=1) / np.maximum(seen, 1), np.nan)
+
+    @property
+    def per_task(self) -> Fractions:
+        """Accuracy of each seen task after the last stage."""
+        return self.accuracy[-1, : self.num_stages] if self.num_stages else np.empty(0)
+
+    @property
+    def avg(self) -> float:
+        """Mean of the stage accuracies."""
+        return _mean(self.stage_accuracy)
+
+    @property
+    def last(self) -> float:
+        """Stage accuracy after the last stage."""
+        return float(self.stage_accuracy[-1]) if self.num_stages else float("nan")
+
+    @property
+    def task_mean(self) -> float:
+        """Mean over tasks after the last stage; the other "average accuracy" of the field."""
+        return _mean(self.per_task)
+
+    @property
+    def forgetting(self) -> float:
+        """Mean over all tasks but the last of best minus present accuracy; never negative, 0 for a single task."""
+        earlier = self.accuracy[:, : self._num_earlier]
+        return _mean(np.fmax.reduce(earlier, axis=0) - earlier[-1]) if self._num_earlier else 0.0
+
+    @property
+    def backward_transfer(self) -> float:
+        """Mean over all tasks but the last of present accuracy minus that just after learning; 0 for a single task."""
+        num = self._num_earlier
+        return _mean(self.per_task[:num] - np.diagonal(self.accuracy)[:num]) if num else 0.0
+
+    def summary(self) -> dict[str, float]:
+        """Return every number of `METRICS`."""
+        return {name: getattr(self, name) for name in METRICS}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the counts as plain lists, for JSON and checkpoints."""
+        return {"correct": self.correct.tolist(), "total": self.total.tolist()}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> AccuracyMatrix:
+        """Take over what `to_dict` returned.
+
+        Raises:
+            DataError: If the lists are missing or are no counts.
+        """
+        try:
+            total = np.array(values["total"])
+            correct = np.array(values["correct"] or np.zeros((0, total.size), dtype=np.int64))
+            if total.dtype.kind != "i" or correct.dtype.kind != "i":
+                raise ValueError("correct and total must hold whole numbers.")
+            return cls(correct, total)
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise DataError(f"This is no accuracy matrix: {error}") from error
+
+    @property
+    def _num_earlier(self) -> int:
+        return max(0, self.num_stages - 1)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, AccuracyMatrix):
+            return NotImplemented
+        return np.array_equal(self.correct, other.correct) and np.array_equal(self.total, other.total)
+
+
+def _mean(values: Fractions) -> float:
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if len(known) else float("nan")
