@@ -152,6 +152,9 @@ def test_corrupt_images_are_named_when_they_are_read(tmp_path):
     loader = BatchLoader(images, eval_transform("none", 8), 8, shuffle=False)
     with pytest.raises(DataError, match=r"Cannot read image '.*train/bee/1.png'"):
         list(loader.epoch(0))
+    ahead = BatchLoader(images, eval_transform("none", 8), 2, shuffle=False, prefetch=2)
+    with pytest.raises(DataError, match=r"Cannot read image '.*train/bee/1.png'"):
+        list(ahead.epoch(0))
 
 
 @pytest.mark.parametrize("target", ["..", ".", "self"])
@@ -175,9 +178,7 @@ def test_a_class_folder_may_be_a_link_to_another_disk(tmp_path):
     assert len(load_dataset(f"folder:{tmp_path / 'data'}").train) == 6
 
 
-@pytest.mark.parametrize(
-    "make", [os.mkfifo, lambda path: os.symlink("nowhere", path)], ids=["pipe", "dangling"]
-)
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: os.symlink("nowhere", path)], ids=["pipe", "dangling"])
 def test_what_looks_like_an_image_but_is_no_file_is_refused(tmp_path, make):
     class_folders(tmp_path)
     make(tmp_path / "train" / "ant" / "x.jpg")

@@ -99,10 +99,7 @@ def test_training_ranks_keep_step_and_cover_every_image(count, batch_size, world
 def test_two_ranks_see_the_images_of_one_rank_with_twice_the_batch():
     images = image_set(np.arange(22) % 4)
     single = list(BatchLoader(images, RANDOM, 8, shuffle=True, seed=3).epoch(2))
-    pair = [
-        list(BatchLoader(images, RANDOM, 4, shuffle=True, seed=3, rank=r, world_size=2).epoch(2))
-        for r in (0, 1)
-    ]
+    pair = [list(BatchLoader(images, RANDOM, 4, shuffle=True, seed=3, rank=r, world_size=2).epoch(2)) for r in (0, 1)]
     for step, batch in enumerate(single):
         for rank in (0, 1):
             share = Batch(batch.images[rank::2], batch.labels[rank::2], batch.rows[rank::2])

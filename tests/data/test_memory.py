@@ -78,9 +78,7 @@ def test_a_fixed_total_is_never_exceeded(total, selection, sizes):
         memory.update(task, features_of(task))
         assert len(memory) <= total
         quota = total // (label + 1)
-        assert [len(memory.of_class(c)) for c in range(label + 1)] == [
-            min(quota, n) for n in sizes[: label + 1]
-        ]
+        assert [len(memory.of_class(c)) for c in range(label + 1)] == [min(quota, n) for n in sizes[: label + 1]]
 
 
 def test_a_fixed_number_per_class_keeps_small_classes_whole():

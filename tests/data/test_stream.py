@@ -100,9 +100,7 @@ def test_class_streams_partition_classes_and_images(num_classes, increment, seed
         # Remapping is one bijection, told by the names: the same for train and test.
         labels = np.concatenate([part.labels for part in parts])
         names = {row: stream.class_names[label] for row, label in zip(rows, labels, strict=True)}
-        expected = {
-            row: source.class_names[label] for row, label in zip(original.rows, original.labels, strict=True)
-        }
+        expected = {row: source.class_names[label] for row, label in zip(original.rows, original.labels, strict=True)}
         assert names == expected
 
 

@@ -77,17 +77,13 @@ class Source:
             return self.path
         title = self.spec.title
         if self.root is None:
-            raise DataError(
-                f"{title} needs a data root: give one, or set ${ROOT_VARIABLE}. See docs/data.md."
-            )
+            raise DataError(f"{title} needs a data root: give one, or set ${ROOT_VARIABLE}. See docs/data.md.")
         if not self.root.is_dir():
             raise DataError(f"The data root {str(self.root)!r} for {title} is not a folder.")
         for place in self.spec.places:
             if (self.root / place).exists():
                 return self.root / place
-        raise DataError(
-            f"{title} not found under {str(self.root)!r}. Expected {self.spec.layout}; see docs/data.md."
-        )
+        raise DataError(f"{title} not found under {str(self.root)!r}. Expected {self.spec.layout}; see docs/data.md.")
 
     def images(
         self, root: Path, paths: Sequence[str], labels: Sequence[int], domains: Sequence[int] | None = None
@@ -173,9 +169,7 @@ def read_dataset(
     dataset = replace(loader(source), name=name if path else spec.name, split=spec.split)
     # A class too few or too many would shift the labels of all that follow, and with them the class order.
     if spec.num_classes not in (None, dataset.num_classes):
-        report(
-            f"{spec.title} must have {spec.num_classes} classes, found {dataset.num_classes}: {spec.layout}."
-        )
+        report(f"{spec.title} must have {spec.num_classes} classes, found {dataset.num_classes}: {spec.layout}.")
     validate_dataset(dataset, report)
     return dataset
 

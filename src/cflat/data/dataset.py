@@ -64,9 +64,7 @@ def image_groups(images: ImageSet) -> dict[tuple[int, int], Indices]:
     }
 
 
-def subsample(
-    images: ImageSet, per_class: int | None, key: Sequence[int], name: str = "per_class"
-) -> ImageSet:
+def subsample(images: ImageSet, per_class: int | None, key: Sequence[int], name: str = "per_class") -> ImageSet:
     """Choose ``per_class`` images of each (label, domain) at random, as a pure function of ``key``.
 
     A smaller choice under the same key is a part of a larger one. Row order is kept.
@@ -124,9 +122,7 @@ def _validate_classes(dataset: Dataset, report: Report) -> None:
             report(f"Class {name!r} (label {wrong[0]}) of dataset {dataset.name!r}{more} {fact}.")
 
 
-def _validate_range(
-    images: ImageSet, what: str, values: Indices, count: int, where: str, report: Report
-) -> None:
+def _validate_range(images: ImageSet, what: str, values: Indices, count: int, where: str, report: Report) -> None:
     wrong = np.flatnonzero((values < 0) | (values >= count))
     if len(wrong):
         example = images.store.describe(int(images.rows[wrong[0]]))

@@ -38,13 +38,11 @@ class ImageSet:
     ) -> None:
         self.store = store
         self.labels: Indices = np.asarray(labels, dtype=np.int64)
-        self.rows: Indices = np.asarray(range(len(store)) if rows is None else rows, dtype=np.int64)
+        self.rows: Indices = np.asarray(np.arange(len(store)) if rows is None else rows, dtype=np.int64)
         self.domains: Indices | None = None if domains is None else np.asarray(domains, dtype=np.int64)
         for name, column in (("labels", self.labels), ("domains", self.domains)):
             if column is not None and column.shape != self.rows.shape:
-                raise ValueError(
-                    f"{name} must have one entry for each of {self.rows.size} images, got {column.shape}."
-                )
+                raise ValueError(f"{name} must have one entry for each of {self.rows.size} images, got {column.shape}.")
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -79,9 +77,7 @@ class ImageSet:
             raise ValueError("ImageSet.concat needs at least one set, got none.")
         first = sets[0]
         if any(other.store is not first.store for other in sets):
-            raise ValueError(
-                "ImageSet.concat joins images of one split only: row numbers of two splits would clash."
-            )
+            raise ValueError("ImageSet.concat joins images of one split only: row numbers of two splits would clash.")
         domains = [part.domains for part in sets if part.domains is not None]
         return ImageSet(
             first.store,

@@ -120,9 +120,7 @@ class BatchLoader:
         mine = chosen[self.rank :: self.world_size]
         pixels = self.images.pixels(mine)
         on_device = (
-            pixels.to(self.device)
-            if isinstance(pixels, torch.Tensor)
-            else [image.to(self.device) for image in pixels]
+            pixels.to(self.device) if isinstance(pixels, torch.Tensor) else [image.to(self.device) for image in pixels]
         )
         return Batch(
             self.transform.apply(on_device, draws),

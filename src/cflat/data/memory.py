@@ -116,9 +116,7 @@ class ExemplarMemory:
         quota = self.per_class if self.total is None else self.total // num_classes
         assert quota is not None
         if quota == 0:
-            raise ValueError(
-                f"A memory of {self.total} images cannot hold {num_classes} classes; raise its total."
-            )
+            raise ValueError(f"A memory of {self.total} images cannot hold {num_classes} classes; raise its total.")
         return quota
 
     def images(self) -> ImageSet:
@@ -145,15 +143,10 @@ class ExemplarMemory:
         if self.selection == "herding" and (features is None or len(features) != len(train)):
             got = "none" if features is None else len(features)
             raise ValueError(f"Herding needs one feature row for each of {len(train)} images, got {got}.")
-        positions = {
-            label: np.flatnonzero(train.labels == label) for label in np.unique(train.labels).tolist()
-        }
+        positions = {label: np.flatnonzero(train.labels == label) for label in np.unique(train.labels).tolist()}
         keys = [*self._exemplars, *((label, self.num_updates) for label in positions)]
         share = self._shares(label for label, _ in keys)
-        kept = {
-            key: images.select(range(min(share[key[0]], len(images))))
-            for key, images in self._exemplars.items()
-        }
+        kept = {key: images.select(range(min(share[key[0]], len(images)))) for key, images in self._exemplars.items()}
         for label, where in positions.items():
             order = self._order(label, where, features, min(share[label], len(where)))
             kept[label, self.num_updates] = train.select(where[order])

@@ -63,15 +63,9 @@ def _whole(size: int) -> tuple[Stage, ...]:
 
 PRESETS: Registry[Preset] = Registry("input preset")
 for _preset in (
-    Preset(
-        "paper", "inputs in [0, 1], large random crops and flips: the paper's setting", _pilot_train, _central
-    ),
-    Preset(
-        "pilot", "the same as paper, under the name of the toolbox that it comes from", _pilot_train, _central
-    ),
-    Preset(
-        "timm", "as pilot, normalised as the backbone's weights expect", _pilot_train, _central, "backbone"
-    ),
+    Preset("paper", "inputs in [0, 1], large random crops and flips: the paper's setting", _pilot_train, _central),
+    Preset("pilot", "the same as paper, under the name of the toolbox that it comes from", _pilot_train, _central),
+    Preset("timm", "as pilot, normalised as the backbone's weights expect", _pilot_train, _central, "backbone"),
     Preset(
         "imagenet",
         "random crops from 8 % of the area, flips, ImageNet statistics: ResNets on photographs",

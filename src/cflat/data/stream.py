@@ -149,9 +149,7 @@ def build_stream(
     """
     if scenario not in get_args(Scenario):
         known = list(get_args(Scenario))
-        raise ValueError(
-            f"Unknown scenario {scenario!r}.{suggest(str(scenario), known)} Known: {', '.join(known)}."
-        )
+        raise ValueError(f"Unknown scenario {scenario!r}.{suggest(str(scenario), known)} Known: {', '.join(known)}.")
     validate_dataset(dataset)
     if scenario == "domain":
         return _domain_stream(dataset, labels, domain_order, task_order_seed)

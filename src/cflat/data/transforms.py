@@ -78,9 +78,7 @@ class Transform:
     def apply(self, pixels: Pixels, draws: Tensor) -> Tensor:
         """Return the float batch for given uniform numbers, (B, num_draws)."""
         images = pixels
-        for stage, part in zip(
-            self.stages, draws.split([s.num_draws for s in self.stages], dim=1), strict=True
-        ):
+        for stage, part in zip(self.stages, draws.split([s.num_draws for s in self.stages], dim=1), strict=True):
             images = stage(images, part)
         assert isinstance(images, Tensor)
         return images
@@ -123,9 +121,7 @@ class PaddedCrop:
         square = ResizeCrop(self.size, self.size).fit(images)
         padded = torch.nn.functional.pad(square, [self.padding] * 4)
         top, left = (draws.to(padded.device) * (2 * self.padding + 1)).long().unbind(1)
-        windows = padded.unfold(2, self.size, 1).unfold(
-            3, self.size, 1
-        )  # a view: (B, 3, tops, lefts, size, size)
+        windows = padded.unfold(2, self.size, 1).unfold(3, self.size, 1)  # a view: (B, 3, tops, lefts, size, size)
         return unit_range(windows[torch.arange(len(padded), device=padded.device), :, top, left])
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from cflat._errors import DataError
@@ -31,25 +31,25 @@ def load_class_folders(source: Source) -> Dataset:
     for split in ("train", "test"):
         if not (root / split).is_dir():
             raise DataError(f"{str(root)!r} has no folder {split!r}. Expected {source.spec.layout}.")
-    class_names = _class_folders(root / "train", source.report)
-    for name in sorted(set(_class_folders(root / "test", source.report)) - set(class_names)):
+    class_names, tested = (_class_folders(root / split, source.report) for split in ("train", "test"))
+    for name in sorted(set(tested) - set(class_names)):
         source.report(
             f"Class {name!r} is in the test split but not in the train split of {str(root)!r};"
             " add training images or remove it."
         )
-    train, test = (_index_split(source, root, split, class_names) for split in ("train", "test"))
+    label_of = {name: label for label, name in enumerate(class_names)}
+    train = _index_split(source, root, "train", label_of)
+    test = _index_split(source, root, "test", {name: label_of[name] for name in tested if name in label_of})
     return Dataset(root.name, train, test, tuple(class_names))
 
 
-def _index_split(source: Source, root: Path, split: str, class_names: list[str]) -> ImageSet:
+def _index_split(source: Source, root: Path, split: str, label_of: Mapping[str, int]) -> ImageSet:
     paths: list[str] = []
     labels: list[int] = []
-    for label, name in enumerate(class_names):
-        folder = root / split / name
-        if folder.is_dir():
-            found = [path.relative_to(root).as_posix() for path in _image_files(folder, source.report)]
-            paths += found
-            labels += [label] * len(found)
+    for name, label in label_of.items():
+        found = _image_files(root / split / name, source.report)
+        paths += [path.relative_to(root).as_posix() for path in found]
+        labels += [label] * (len(paths) - len(labels))
     return source.images(root, paths, labels)
 
 

@@ -46,9 +46,7 @@ def load_npz(source: Source) -> Dataset:
     if has_domains != ("domain_test" in arrays):
         raise DataError(f"{str(path)!r} has only one of domain_train and domain_test; give both or neither.")
     domain_names = _names(arrays, "domain_names", arrays["domain_train"], path) if has_domains else None
-    return Dataset(
-        path.stem, _split(arrays, "train", path), _split(arrays, "test", path), class_names, domain_names
-    )
+    return Dataset(path.stem, _split(arrays, "train", path), _split(arrays, "test", path), class_names, domain_names)
 
 
 def _read_arrays(path: Path) -> Arrays:
@@ -62,14 +60,10 @@ def _read_arrays(path: Path) -> Arrays:
             names = [name for name in (*REQUIRED, *OPTIONAL) if name in archive.files]
             return {name: _plain_array(archive, name, path) for name in names}
     except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(
-            f"Cannot read {str(path)!r} as an .npz file; write it again with np.savez."
-        ) from error
+        raise DataError(f"Cannot read {str(path)!r} as an .npz file; write it again with np.savez.") from error
 
 
-def _plain_array(
-    archive: Mapping[str, npt.NDArray[np.generic]], name: str, path: Path
-) -> npt.NDArray[np.generic]:
+def _plain_array(archive: Mapping[str, npt.NDArray[np.generic]], name: str, path: Path) -> npt.NDArray[np.generic]:
     try:
         return archive[name]
     except ValueError as error:
