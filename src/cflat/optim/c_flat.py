@@ -63,8 +63,8 @@ class CFlat(SharpnessAware):
     def direction(self, weights: Weights) -> Direction:
         """Return g_s + lam * (rho / rho') * (g_1 - g_0)."""
         rho = self.rho
-        rho_fd = self.rho_fd or rho
-        lam = self.lam * rho / rho_fd
+        rho_fd = rho if self.rho_fd is None else self.rho_fd
+        lam = self.lam if self.rho_fd is None else self.lam * (rho / rho_fd)  # a schedule may end at rho = 0
 
         g = yield
         weights.jump(g, rho)  # theta + eps_0

@@ -71,8 +71,8 @@ class CFlatPlus(SharpnessAware):
     def direction(self, weights: Weights) -> Direction:
         """Return C-Flat's direction or g."""
         rho = self.rho
-        rho_fd = self.rho_fd or rho
-        lam = self.lam * rho / rho_fd
+        rho_fd = rho if self.rho_fd is None else self.rho_fd
+        lam = self.lam if self.rho_fd is None else self.lam * (rho / rho_fd)  # a schedule may end at rho = 0
 
         g = yield
         if not self._exceeds_threshold(g.agreed_norm):

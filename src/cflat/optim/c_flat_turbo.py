@@ -135,7 +135,7 @@ class CFlatTurbo(SharpnessAware):
     def direction(self, weights: Weights) -> Direction:
         """Return g, g_s or g_s + lam * g_f, each exact or simulated (Algorithm 1)."""
         rho = self.rho
-        rho_fd = self.rho_fd or rho
+        rho_fd = rho if self.rho_fd is None else self.rho_fd
         j, k = self.task_step + 1, self.interval
 
         g = yield
@@ -172,7 +172,7 @@ class CFlatTurbo(SharpnessAware):
             return g_s.add_(self.flat.simulate(g_vf, reference=g_0), self.lam)
 
         self.count("flatness", "refreshed", g_0=g_0.norm)
-        ratio = rho / rho_fd
+        ratio = 1.0 if self.rho_fd is None else rho / rho_fd  # a schedule may end at rho = 0
         weights.walk(g_0, rho_fd)  # theta_p + rho' * g_0 / |g_0|
         g_s.add_(g_0, -self.lam * ratio)
         self.flat.memory.clear()  # g_0 takes its place in memory until g_vf is known
@@ -273,7 +273,9 @@ class _Branch:
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Take over what `state` returned."""
+        """Take over what `state` returned; a component that was cached by a step now given up is dropped."""
+        if self.refreshed_at != state["refreshed_at"]:
+            self.memory.clear()
         self.trigger.load(state["trigger"])
         along, beta = state["coefficients"]
         self.coefficients, self.refreshed_at = (along, beta), state["refreshed_at"]

@@ -59,8 +59,9 @@ class FriendlySAM(SharpnessAware):
         m = self.memory("m").recall_or_zero(weights.params, like=g)
         noise = m.scaled(-self.sigma).add_(g)
         weights.jump(noise, self.rho)
-        self.count("sharpness", "refreshed", noise=noise.norm)
-        m.scale_(self.decay).add_(g, 1 - self.decay)  # after `jump` has seen that g is finite
-        del g, noise
+        noise_norm = noise.norm
+        del noise
         g_s = yield
+        self.count("sharpness", "refreshed", noise=noise_norm, g_s=g_s.norm)
+        m.scale_(self.decay).add_(g, 1 - self.decay)  # last, so that a step that is given up leaves no trace in m
         return g_s

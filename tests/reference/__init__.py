@@ -1,0 +1,29 @@
+"""Slow, obvious versions of all optimizers, written from the specification in the paper's notation.
+
+Nothing here imports cflat. theta and all gradients are flat float64 vectors; an algorithm asks an oracle for the
+gradient of the present minibatch at any point, keeps its own state, and returns the direction of descent.
+"""
+
+from reference.flatness import GAM, CFlat, CFlatPlus
+from reference.sharpness import AESAM, ASAM, GSAM, MSAM, SAM, SSSAM, FriendlySAM, LookSAM, Plain
+from reference.space import Algorithm
+from reference.trainer import ReferenceTrainer
+from reference.turbo import CFlatTurbo
+
+REFERENCES: dict[str, type[Algorithm]] = {
+    "none": Plain,
+    "sam": SAM,
+    "asam": ASAM,
+    "gsam": GSAM,
+    "looksam": LookSAM,
+    "gam": GAM,
+    "ss_sam": SSSAM,
+    "ae_sam": AESAM,
+    "friendly_sam": FriendlySAM,
+    "msam": MSAM,
+    "c_flat": CFlat,
+    "c_flat_plus": CFlatPlus,
+    "c_flat_turbo": CFlatTurbo,
+}
+
+__all__ = ["REFERENCES", "Algorithm", "ReferenceTrainer"]
