@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import weakref
 from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Callable
@@ -17,6 +19,7 @@ from cflat._errors import ClosureError, check
 from cflat.optim._guards import BufferGuard, RandomGuard
 from cflat.optim._memory import DirectionMemory
 from cflat.optim._passes import Direction, Passes
+from cflat.optim._scaling import refuse_scaler
 from cflat.optim._schedules import Radius, check_radius, radius_at
 from cflat.optim._telemetry import Branch, Outcome, Telemetry
 
@@ -94,6 +97,8 @@ class SharpnessAware(Optimizer):
             )
         if isinstance(base, SharpnessAware):
             raise TypeError(f"base must be a plain torch optimizer, got {type(base).__name__}, which wraps one.")
+        if inspect.signature(base.step).parameters["closure"].default is inspect.Parameter.empty:
+            raise TypeError(f"base must be able to step without a closure, got {type(base).__name__}, which cannot.")
         if rho is not None:
             check_radius("rho", rho)
         self._is_linked = False
@@ -107,7 +112,7 @@ class SharpnessAware(Optimizer):
         self._model = model
         self._buffers = BufferGuard(model if self.options.guard_buffers else None)
         self._random = RandomGuard(self.options.replay_rng)
-        self._in_flight: Passes | None = None
+        self._in_flight: weakref.ref[Passes] | None = None
         self._last: dict[str, Any] = {}
         self._saved_state: dict[str, Any] = {}
         super().__init__(base.param_groups, base.defaults)
@@ -169,18 +174,15 @@ class SharpnessAware(Optimizer):
                 needs; gradients are cleared before each call.
             scaler: The GradScaler with which the closure scales its loss (float16); call its ``update()`` after.
         """
-        if hasattr(self, "found_inf"):
-            raise ClosureError(
-                f"GradScaler.step({type(self).__name__}, ...) cannot drive an optimizer that evaluates several times. "
-                "Write optimizer.step(closure, scaler=scaler), then scaler.update()."
-            )
+        refuse_scaler(self)
         if closure is None:
             raise ClosureError(
                 f"{type(self).__name__}.step() needs a closure that computes the loss, calls backward and returns the "
                 "loss; got None. Write optimizer.step(closure), or loop over optimizer.passes()."
             )
         result = None
-        with self.passes(scaler=scaler) as passes:
+        self._settle()
+        with Passes(self, scaler, runs_hooks=False) as passes:
             for index in passes:
                 with torch.enable_grad():
                     value = closure()
@@ -264,12 +266,16 @@ class SharpnessAware(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over what `state_dict` returned."""
         self._settle()
-        if "wrapper" not in state_dict or "base" not in state_dict:
+        if not {"base", "wrapper"} <= set(state_dict):
             raise ValueError(
                 f"This is not a state of {type(self).__name__}: expected the keys 'base' and 'wrapper', got "
                 f"{sorted(map(str, state_dict))}. Load a plain optimizer's state into optimizer.base."
             )
         wrapper, params = state_dict["wrapper"], self.all_params()
+        if wrapper["version"] != _STATE_VERSION:
+            raise ValueError(
+                f"This state has the format {wrapper['version']}; this version of cflat reads format {_STATE_VERSION}."
+            )
         if wrapper["class"] != type(self).__name__ or wrapper["num_params"] != len(params):
             raise ValueError(
                 f"This state belongs to a {wrapper['class']} over {wrapper['num_params']} parameters; this is a "
@@ -286,12 +292,18 @@ class SharpnessAware(Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         self._settle()
-        # LR schedulers replace `step` on the instance; that closure is theirs and cannot be copied.
-        return {name: value for name, value in self.__dict__.items() if name != "step"}
+        # A scheduler's patch of `step` and hooks belong to this instance, as with any torch optimizer.
+        return {k: v for k, v in self.__dict__.items() if k != "step" and not k.startswith("_optimizer_")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         super().__setstate__({})
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Lightning Fabric's wrapper takes on our class but holds the optimizer in `_optimizer`: state set through it
+        # must not split off. `step` is what LR schedulers patch on the object that they are given.
+        owner = self if name == "step" else self.__dict__.get("_optimizer", self)
+        object.__setattr__(owner, name, value)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(rho={self._radius}, base={type(self.base).__name__})"
@@ -310,28 +322,34 @@ class SharpnessAware(Optimizer):
         return None
 
     def _open(self, passes: Passes) -> None:
-        """Register a step in flight and remember the state to return to."""
+        """Register a step in flight and note the state to return to."""
         self._settle()
-        self._in_flight = passes
+        self._in_flight = weakref.ref(passes)  # weak, so that a loop that is left early drops and undoes its step
         self._last = {}
         self._saved_state = self.extra_state()
+        for memory in self._memories.values():
+            memory.begin()
 
     def _settle(self) -> None:
         """Give up a step that was left in the middle."""
-        if self._in_flight is not None:
-            passes, self._in_flight = self._in_flight, None
+        passes = None if self._in_flight is None else self._in_flight()
+        if passes is not None:
             passes.close(interrupted=True)
+        self._in_flight = None
 
     def _rollback(self) -> None:
+        for memory in self._memories.values():
+            memory.undo()
         self.load_extra_state(self._saved_state)
         self._in_flight = None
 
     def _commit(self) -> None:
         self.task_step += 1
         self._in_flight = None
-        self._opt_called = True  # what LR schedulers look at; `passes` does not go through `step`
 
     def _complete(self, num_evaluations: int, is_finite: bool) -> None:
+        """Count a step that was taken, or skipped because it was not finite."""
+        self._opt_called = True  # what LR schedulers look at; `passes` does not go through `step`
         counters, rho = self.telemetry, self.rho
         counters.steps += 1
         counters.evaluations += num_evaluations

@@ -1,4 +1,8 @@
-"""What a second evaluation of the same batch must not disturb: module buffers and random numbers."""
+"""What a second evaluation of the same batch must not disturb: module buffers and random numbers.
+
+Both guards know two moments of a step: before its first evaluation, to which `undo` returns when the step is given
+up, and after it, to which `release` returns when extra evaluations have followed.
+"""
 
 from __future__ import annotations
 
@@ -23,36 +27,31 @@ class BufferGuard:
 
     def __init__(self, module: nn.Module | None) -> None:
         self.module = module
-        self._slots: list[tuple[nn.Module, str, Tensor]] = []
-        self._saved: list[Tensor] = []
+        self._before = _Snapshot()
+        self._after = _Snapshot()
         self._is_holding = False
 
+    def start(self) -> None:
+        """Remember all buffers before the first evaluation."""
+        self._is_holding = False
+        if self.module is not None:
+            self._before.take(self.module)
+
     def hold(self) -> None:
-        """Remember all buffers as they are now; does nothing when they are held already."""
-        if self.module is None or self._is_holding:
-            return
-        slots = [
-            (owner, name, buffer)
-            for owner in self.module.modules()
-            for name, buffer in owner._buffers.items()
-            if buffer is not None
-        ]
-        if not _same_tensors(slots, self._slots):
-            self._saved = [torch.empty_like(buffer) for _, _, buffer in slots]
-        self._slots = slots
-        if slots:
-            torch._foreach_copy_(self._saved, [buffer for _, _, buffer in slots])
-        self._is_holding = True
+        """Remember all buffers as the first evaluation left them; does nothing when they are held already."""
+        if self.module is not None and not self._is_holding:
+            self._after.take(self.module)
+            self._is_holding = True
 
     def release(self) -> None:
-        """Put the remembered state back; does nothing when nothing is held."""
-        if not self._is_holding:
-            return
-        for owner, name, buffer in self._slots:
-            if owner._buffers.get(name) is not buffer:
-                owner._buffers[name] = buffer
-        if self._slots:
-            torch._foreach_copy_([buffer for _, _, buffer in self._slots], self._saved)
+        """Put back what the first evaluation left."""
+        if self._is_holding:
+            self._after.put_back()
+        self._is_holding = False
+
+    def undo(self) -> None:
+        """Put back what was there before the step."""
+        self._before.put_back()
         self._is_holding = False
 
     def __getstate__(self) -> dict[str, object]:
@@ -97,10 +96,41 @@ class RandomGuard:
             _set_random_states(self._devices, self._after)
         self._before, self._after = [], []
 
+    def undo(self) -> None:
+        """Put the generators where they were before the step."""
+        if self._before:
+            _set_random_states(self._devices, self._before)
+        self._before, self._after = [], []
 
-def _same_tensors(left: list[tuple[nn.Module, str, Tensor]], right: list[tuple[nn.Module, str, Tensor]]) -> bool:
-    return len(left) == len(right) and all(
-        a[2] is b[2] and a[2].shape == b[2].shape for a, b in zip(left, right, strict=True)
+
+class _Snapshot:
+    """Copies of all buffers of a module and where they belong; the copies' storage is reused from step to step."""
+
+    def __init__(self) -> None:
+        self._slots: list[tuple[nn.Module, str, Tensor | None]] = []
+        self._buffers: list[Tensor] = []
+        self._copies: list[Tensor] = []
+
+    def take(self, module: nn.Module) -> None:
+        self._slots = [(owner, *item) for owner in module.modules() for item in owner._buffers.items()]
+        buffers = [buffer for _, _, buffer in self._slots if buffer is not None]
+        if not _can_hold(self._copies, buffers):
+            self._copies = [torch.empty_like(buffer) for buffer in buffers]
+        self._buffers = buffers
+        if buffers:
+            torch._foreach_copy_(self._copies, buffers)
+
+    def put_back(self) -> None:
+        for owner, name, buffer in self._slots:
+            if owner._buffers.get(name) is not buffer:
+                owner._buffers[name] = buffer
+        if self._buffers:
+            torch._foreach_copy_(self._buffers, self._copies)
+
+
+def _can_hold(copies: list[Tensor], buffers: list[Tensor]) -> bool:
+    return len(copies) == len(buffers) and all(
+        a.shape == b.shape and a.dtype == b.dtype and a.device == b.device for a, b in zip(copies, buffers, strict=True)
     )
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch import Tensor
 from cflat.optim._vectors import Vector
 
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
+    from cflat.optim._weights import Weights
 
 __all__ = ["DirectionMemory"]
 
@@ -24,21 +24,23 @@ class DirectionMemory:
 
     Parameters that were not remembered count as zero; a memory that covers too little of the current parameters,
     because the model has grown or its shapes have changed, is treated as empty by `recall`.
+
+    When a step is given up, `undo` returns to what was remembered before it. A direction that the step had replaced
+    already is not kept for that, since two copies would be held at every refresh: the memory is then empty and the
+    next step that needs it computes it afresh.
     """
 
     def __init__(self) -> None:
         self._tensors: dict[Tensor, Tensor] = {}
+        self._before: dict[Tensor, Tensor] = {}
         self._last: tuple[list[Tensor], Vector] | None = None
 
     def __bool__(self) -> bool:
         return bool(self._tensors)
 
-    def __iter__(self) -> Iterator[Tensor]:
-        """Iterate over the parameters that have a remembered part."""
-        return iter(self._tensors)
-
     def store(self, params: Sequence[Tensor], vector: Vector) -> None:
         """Replace the memory by ``vector``, which belongs to ``params``."""
+        self.clear()
         self._tensors = dict(zip(params, vector.tensors, strict=True))
         self._last = (list(params), vector)
 
@@ -48,61 +50,70 @@ class DirectionMemory:
         The result shares the memory's storage, so that in-place updates are remembered, and keeps its norm from one
         call to the next while the parameters stay the same.
         """
-        if self._last is not None and _same(params, self._last[0]):
-            return self._last[1]
-        parts = [self._part(param, tensor) for param, tensor in zip(params, like.tensors, strict=True)]
-        covered = sum(part.numel() for part in parts if part is not None)
-        if covered < _ENOUGH * like.numel:
-            return None
-        return self._attach(params, parts, like)
+        covered = sum(t.numel() for p, t in zip(params, like.tensors, strict=True) if self._part(p, t) is not None)
+        return self.recall_or_zero(params, like) if covered >= _ENOUGH * like.numel else None
 
     def recall_or_zero(self, params: Sequence[Tensor], like: Vector) -> Vector:
         """Return the remembered vector for ``params``, with zeros for what was never remembered."""
-        if self._last is not None and _same(params, self._last[0]):
-            return self._last[1]
         parts = [self._part(param, tensor) for param, tensor in zip(params, like.tensors, strict=True)]
-        return self._attach(params, parts, like)
+        tensors = [
+            torch.zeros_like(tensor) if part is None else part for part, tensor in zip(parts, like.tensors, strict=True)
+        ]
+        if any(part is None for part in parts):
+            self._tensors = {**self._tensors, **dict(zip(params, tensors, strict=True))}
+        return self._view(params, tensors, like)
 
-    def known(self, group: ProcessGroup | None) -> tuple[list[Tensor], Vector]:
-        """Return all remembered parameters and their vector."""
-        params = [param for param in self._tensors if param.requires_grad]
-        if self._last is None or not _same(params, self._last[0]):
-            self._last = (params, Vector([self._tensors[param] for param in params], group))
-        return self._last
+    def known(self, weights: Weights) -> tuple[list[Tensor], Vector]:
+        """Return those of the optimizer's parameters that are remembered and trainable, and their vector."""
+        params = [param for param in weights.candidates if param.requires_grad and param in self._tensors]
+        tensors = [self._tensors[param] for param in params]
+        return params, self._view(params, tensors, Vector(tensors, weights.group))
 
     def clear(self) -> None:
         """Forget everything and free the storage."""
-        self._tensors, self._last = {}, None
+        self._tensors, self._before, self._last = {}, {}, None
 
-    def state(self, params: Sequence[Tensor]) -> dict[int, Tensor]:
-        """Return the remembered tensors by the position of their parameter in ``params``."""
-        return {index: self._tensors[p] for index, p in enumerate(params) if p in self._tensors}
+    def begin(self) -> None:
+        """Note what `undo` returns to; in-place changes are beyond it and belong after a step's last evaluation."""
+        self._before = self._tensors
 
-    def load(self, params: Sequence[Tensor], state: dict[int, Tensor]) -> None:
+    def undo(self) -> None:
+        """Return to what was remembered before the step, or to nothing if that was replaced."""
+        if self._tensors is not self._before:
+            self._tensors, self._last = self._before, None
+
+    def state(self, params: Sequence[Tensor]) -> dict[str, Any]:
+        """Return the remembered tensors by the position of their parameter in ``params``, and their norm."""
+        tensors = {index: self._tensors[p] for index, p in enumerate(params) if p in self._tensors}
+        return {"tensors": tensors, "norm": self._norm()}
+
+    def load(self, params: Sequence[Tensor], state: dict[str, Any]) -> None:
         """Take over what `state` returned, moved to the parameters' devices."""
-        self.clear()
-        self._tensors = {
-            params[index]: tensor.detach().to(params[index].device, copy=True) for index, tensor in state.items()
-        }
+        tensors = {params[i]: t.detach().to(params[i].device, copy=True) for i, t in state["tensors"].items()}
+        self.store(list(tensors), Vector(list(tensors.values()), norm=state["norm"]))
 
     def _part(self, param: Tensor, like: Tensor) -> Tensor | None:
         part = self._tensors.get(param)
         return part if part is not None and part.shape == like.shape else None
 
-    def _attach(self, params: Sequence[Tensor], parts: list[Tensor | None], like: Vector) -> Vector:
-        tensors = [
-            torch.zeros_like(tensor) if part is None else part for part, tensor in zip(parts, like.tensors, strict=True)
-        ]
-        self._tensors.update(zip(params, tensors, strict=True))
-        vector = Vector(tensors, like.group)
-        self._last = (list(params), vector)
-        return vector
+    def _view(self, params: Sequence[Tensor], tensors: list[Tensor], like: Vector) -> Vector:
+        """Return the vector of these tensors: the last one, with what is known about it, if it is the same."""
+        if self._last is None or not (_same(params, self._last[0]) and _same(tensors, self._last[1].tensors)):
+            self._last = (list(params), Vector(tensors))
+        self._last[1].group = like.group
+        return self._last[1]
 
-    def __getstate__(self) -> dict[str, object]:
-        return {"tensors": list(self._tensors.items())}
+    def _norm(self) -> float | None:
+        """The norm of all that is remembered, if it is known; a resumed run must not round it differently."""
+        is_whole = self._last is not None and len(self._last[0]) == len(self._tensors)
+        return self._last[1].known_norm if self._last is not None and is_whole else None
 
-    def __setstate__(self, state: dict[str, list[tuple[Tensor, Tensor]]]) -> None:
-        self._tensors, self._last = dict(state["tensors"]), None
+    def __getstate__(self) -> dict[str, Any]:
+        return {"params": list(self._tensors), "tensors": list(self._tensors.values()), "norm": self._norm()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__()  # type: ignore[misc]
+        self.store(state["params"], Vector(state["tensors"], norm=state["norm"]))
 
 
 def _same(left: Sequence[Tensor], right: Sequence[Tensor]) -> bool:

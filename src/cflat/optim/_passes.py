@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 
 from cflat._errors import ClosureError
+from cflat.optim._scaling import LossScale
 from cflat.optim._vectors import NonFiniteError, Vector
 from cflat.optim._weights import Weights
 
@@ -30,19 +31,20 @@ class Passes:
     when accumulating). When the algorithm needs no further gradient the weights are back where they were, the
     gradients hold the direction, and the base optimizer has stepped.
 
-    An exception inside ``with opt.passes() as passes:`` restores the weights at once; without ``with`` they are
-    restored when the iterator is closed or at the next call on the optimizer.
+    A step that is left before its end is given up, and all is as if it had never begun: weights, buffers, random
+    numbers and the algorithm's state. An exception inside ``with opt.passes() as passes:`` does so at once; without
+    ``with`` it happens when the iterator is closed or dropped, or at the next call on the optimizer.
     """
 
-    def __init__(self, optimizer: SharpnessAware, scaler: Any = None) -> None:
+    def __init__(self, optimizer: SharpnessAware, scaler: Any = None, *, runs_hooks: bool = True) -> None:
+        self._state = "new"
         self._optimizer = optimizer
-        self._scaler = scaler
-        self._scale = 1.0 if scaler is None else float(scaler.get_scale())
+        self._scale = LossScale(scaler, optimizer)
         self._weights = Weights(optimizer.all_params(), optimizer.process_group)
         self._algorithm: Direction | None = None
         self._sync: AbstractContextManager[Any] = nullcontext()
         self._index = -1
-        self._state = "new"
+        self._runs_hooks = runs_hooks
 
     def __iter__(self) -> Passes:
         return self
@@ -69,12 +71,12 @@ class Passes:
         if self._state == "closed":
             raise StopIteration
         try:
-            with torch.no_grad():
-                is_done = self._begin() if self._index < 0 else self._advance()
+            is_done = self._begin() if self._state == "new" else self._advance()
         except BaseException:
             self.close()
             raise
         if is_done:
+            self._run_hooks(self._optimizer._optimizer_step_post_hooks)
             raise StopIteration
         self._index += 1
         self._sync.__enter__()
@@ -83,23 +85,27 @@ class Passes:
     def close(self, interrupted: bool = False) -> None:
         """Give the step up: put weights, buffers, random numbers and the algorithm's state back."""
         if self._state == "open":
-            self._put_back()
-            self._optimizer._rollback()
+            self._leave()
+            self._optimizer._random.undo()
+            self._undo()
+        if self._state in ("new", "open"):
             self._state = "interrupted" if interrupted else "closed"
-        elif self._state == "new":
-            self._state = "closed"
 
     def _begin(self) -> bool:
         optimizer = self._optimizer
+        self._run_hooks(optimizer._optimizer_step_pre_hooks)
         optimizer._open(self)
         self._state = "open"
         self._sync = optimizer._without_sync()
-        self._algorithm = optimizer.direction(self._weights)
-        self._weights.clear_gradients()
-        optimizer._random.start(param.device for param in self._weights.candidates)
-        next(self._algorithm)
+        with torch.no_grad():
+            self._weights.clear_gradients()
+            optimizer._buffers.start()
+            optimizer._random.start(param.device for param in self._weights.candidates)
+            self._algorithm = optimizer.direction(self._weights)
+            next(self._algorithm)
         return False
 
+    @torch.no_grad()
     def _advance(self) -> bool:
         self._sync.__exit__(None, None, None)
         is_done, direction = self._ask()
@@ -114,7 +120,10 @@ class Passes:
         """Give the algorithm its gradient; return whether it is done, and its direction unless it met Inf or NaN."""
         assert self._algorithm is not None
         try:
-            self._algorithm.send(self._collect())
+            gradient = self._collect()
+            if not gradient.tensors:  # no parameter takes part in this step
+                return True, gradient
+            self._algorithm.send(gradient)
         except StopIteration as stop:
             return True, stop.value
         except NonFiniteError:
@@ -122,7 +131,7 @@ class Passes:
         return False, None
 
     def _collect(self) -> Vector:
-        gradient = self._weights.collect(self._scale)
+        gradient = self._weights.collect(self._scale.value)
         options = self._optimizer.options
         if options.max_norm is not None and options.clip == "each":
             _clip_(gradient, options.max_norm)
@@ -130,17 +139,19 @@ class Passes:
 
     def _finish(self, direction: Vector | None) -> None:
         """Apply the direction, or skip the step if there is none that is finite."""
-        self._put_back()
+        self._leave()
         optimizer = self._optimizer
+        optimizer._random.release()  # a skipped step has consumed its random numbers, too
         if direction is not None:
             direction = self._checked(direction)
         if direction is None:
-            optimizer._rollback()
-            self._refuse()
+            self._undo()
+            self._scale.report_overflow(optimizer.base, self._weights.params)
         else:
-            self._weights.assign(direction)
+            optimizer._buffers.release()
+            self._weights.assign(self._scale.apply_(direction))
+            self._scale.step(optimizer.base)
             optimizer._commit()
-            self._apply()
         self._state = "closed"
         optimizer._complete(self._index + 1, is_finite=direction is not None)
 
@@ -149,7 +160,7 @@ class Passes:
         options = self._optimizer.options
         try:
             if options.perturbation == "local":
-                _average_(direction)
+                direction.average_()
             if not direction.is_finite:
                 _ = direction.norm
             if options.max_norm is not None and options.clip == "final":
@@ -158,48 +169,28 @@ class Passes:
             return None
         return direction
 
-    def _apply(self) -> None:
-        base = self._optimizer.base
-        if self._scaler is None:
-            base.step()
-            return
-        # The scaler unscales what it steps; it scales by a power of two, so this round trip is exact.
-        for param in self._weights.params:
-            if param.grad is not None:
-                param.grad.mul_(self._scale)
-        self._scaler.step(base)
-
-    def _refuse(self) -> None:
-        """Leave no gradient behind, and let a scaler see the overflow so that it backs off."""
-        self._weights.clear_gradients()
-        if self._scaler is not None and self._weights.params:
-            param = self._weights.params[0]
-            param.grad = torch.full_like(param, float("inf"))
-            self._scaler.step(self._optimizer.base)
-            param.grad = None
-
-    def _put_back(self) -> None:
+    def _leave(self) -> None:
+        """Return from wherever the algorithm has moved to."""
         if self._algorithm is not None:
             self._algorithm.close()
         self._sync.__exit__(None, None, None)
         with torch.no_grad():
             self._weights.restore()
-            self._optimizer._buffers.release()
-        self._optimizer._random.release()
+
+    def _undo(self) -> None:
+        """Leave no trace of the step in gradients, buffers or the algorithm's state."""
+        self._weights.clear_gradients()
+        with torch.no_grad():
+            self._optimizer._buffers.undo()
+        self._optimizer._rollback()
+
+    def _run_hooks(self, hooks: dict[int, Any]) -> None:
+        """Call the optimizer's step hooks, which torch runs around `step` only."""
+        if self._runs_hooks:
+            for hook in list(hooks.values()):
+                hook(self._optimizer, (self._optimizer,), {})
 
 
 def _clip_(vector: Vector, max_norm: float) -> None:
     if vector.agreed_norm > max_norm:
         vector.scale_(max_norm / vector.agreed_norm)
-
-
-def _average_(direction: Vector) -> None:
-    """Replace the direction by its mean over the ranks, in one collective per dtype and device."""
-    if direction.group is None:
-        return
-    flat = torch.cat([tensor.reshape(-1) for tensor in direction.tensors])
-    torch.distributed.all_reduce(flat, group=direction.group)
-    flat /= direction.group.size()
-    parts = flat.split([tensor.numel() for tensor in direction.tensors])
-    torch._foreach_copy_(direction.tensors, [p.view_as(t) for p, t in zip(parts, direction.tensors, strict=True)])
-    direction.is_finite = False

@@ -36,7 +36,7 @@ class InverseSqrt:
 
 @dataclass(frozen=True)
 class TiedToLR:
-    """Follow the learning rate linearly from ``rho_min`` at ``lr_min`` to ``rho_max`` at ``lr_max`` (as in GSAM).
+    """Follow the learning rate linearly from ``rho_min`` at ``lr_min`` to ``rho_max`` at ``lr_max``, as in GSAM.
 
     >>> TiedToLR(rho_max=0.2, lr_max=0.1)(step=0, lr=0.05)
     0.1
@@ -54,7 +54,7 @@ class TiedToLR:
         check("lr_max", self.lr_max, above=self.lr_min)
 
     def __call__(self, step: int, lr: float) -> float:
-        share = (lr - self.lr_min) / (self.lr_max - self.lr_min)
+        share = min(max((lr - self.lr_min) / (self.lr_max - self.lr_min), 0.0), 1.0)
         return self.rho_min + (self.rho_max - self.rho_min) * share
 
 
@@ -65,5 +65,9 @@ def check_radius(name: str, radius: Radius) -> None:
 
 
 def radius_at(radius: Radius, step: int, lr: float) -> float:
-    """Return the radius of one step."""
-    return radius(step, lr) if callable(radius) else radius
+    """Return the radius of one step; a schedule may return 0, which makes the step plain."""
+    if not callable(radius):
+        return radius
+    value = float(radius(step, lr))
+    check(f"rho at step {step}", value, at_least=0)
+    return value

@@ -50,7 +50,7 @@ class Vector:
         self.tensors = list(tensors)
         self.group = group
         self._norm = norm
-        self._agreed = norm
+        self._agreed = norm if group is None else None
         self.is_finite = norm is not None
 
     @property
@@ -68,6 +68,11 @@ class Vector:
             read(self)
         assert self._agreed is not None
         return self._agreed
+
+    @property
+    def known_norm(self) -> float | None:
+        """The norm if it has been read or noted already."""
+        return self._norm
 
     def know_norm(self, norm: float) -> None:
         """Note a norm that follows from others, so that it need not be read."""
@@ -130,6 +135,19 @@ class Vector:
         """Add ``alpha * self`` to ``targets``."""
         torch._foreach_add_(list(targets), self.tensors, alpha=alpha)
 
+    def average_(self) -> Vector:
+        """Become the mean over the ranks, in one collective per dtype and device."""
+        buckets: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+        for tensor in self.tensors if self.group is not None else []:
+            buckets.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+        for tensors in buckets.values():
+            flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+            torch.distributed.all_reduce(flat, group=self.group)
+            parts = flat.div_(_size(self.group)).split([tensor.numel() for tensor in tensors])
+            torch._foreach_copy_(tensors, [p.view_as(t) for p, t in zip(parts, tensors, strict=True)])
+        self._norm, self._agreed, self.is_finite = None, None, False
+        return self
+
     def sq_norm(self) -> Tensor:
         """Return the squared norm as a scalar on the device, without synchronising."""
         dtype = _accumulator(self.tensors)
@@ -155,8 +173,7 @@ def read(*items: Vector | Tensor) -> list[float]:
     squares = [item.sq_norm() if isinstance(item, Vector) else item for item in items]
     packed = _stack(squares)
     group = next((item.group for item in items if isinstance(item, Vector)), None)
-    local = packed.tolist()
-    shared = _average_over_ranks(packed, group) if group is not None else local
+    local, shared = _with_average(packed, group)
     if not all(math.isfinite(value) for value in (*local, *shared)):
         raise NonFiniteError("A gradient of this step is Inf or NaN.")
     values = []
@@ -222,8 +239,16 @@ def _total(scalar: Tensor) -> Tensor:
     return scalar.full_tensor() if hasattr(scalar, "full_tensor") else scalar
 
 
-def _average_over_ranks(values: Tensor, group: ProcessGroup) -> list[float]:
+def _with_average(values: Tensor, group: ProcessGroup | None) -> tuple[list[float], list[float]]:
+    """Return this rank's values and their mean over the ranks, with one host synchronisation."""
+    if group is None:
+        local: list[float] = values.tolist()
+        return local, local
     shared = values.clone()
     torch.distributed.all_reduce(shared, group=group)
-    mean: list[float] = (shared / group.size()).tolist()
-    return mean
+    own, mean = torch.stack((values, shared / _size(group))).tolist()
+    return own, mean
+
+
+def _size(group: ProcessGroup | None) -> int:
+    return torch.distributed.get_world_size(group)

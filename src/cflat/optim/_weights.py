@@ -62,12 +62,14 @@ class Weights:
         self._data = [as_real(param.detach()) if param.is_complex() else param for param in params]
 
     def collect(self, scale: float = 1.0) -> Vector:
-        """Take the gradient out of the parameters and divide it by the loss scale."""
+        """Take the gradient out of the parameters and divide it by the loss scale; empty if there is none."""
         if self._is_sparse is None:
             self.restore()
             active = [param for param in self.candidates if param.requires_grad and param.grad is not None]
             self._is_sparse = [param.grad.is_sparse for param in active if param.grad is not None]
             self.choose(active)
+        if not self.params:
+            return Vector([], norm=0.0)
         gradient = Vector([_take_gradient(param) for param in self.params], self.group)
         self.clear_gradients()
         return gradient if scale == 1.0 else gradient.scale_(1.0 / scale)

@@ -53,7 +53,7 @@ class MSAM(SharpnessAware):
         """Return the gradient ahead."""
         memory = self.memory("v")
         if memory:
-            params, v = memory.known(weights.group)
+            params, v = memory.known(weights)
             weights.choose(params)
             weights.jump(v, -self.rho)
         g = yield

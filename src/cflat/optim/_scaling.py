@@ -1,0 +1,75 @@
+"""Loss scaling for float16: what a step has to do when the user's closure scales its loss with a GradScaler."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.amp.grad_scaler import OptState
+from torch.optim import Optimizer
+
+from cflat._errors import ClosureError
+
+if TYPE_CHECKING:
+    from cflat.optim._base import SharpnessAware
+    from cflat.optim._vectors import Vector
+
+__all__ = ["LossScale", "refuse_scaler"]
+
+
+class LossScale:
+    """The factor by which one step's gradients are too large, and the scaler that must hear how the step went.
+
+    Args:
+        scaler: A GradScaler; None, or one that is disabled, does nothing.
+        optimizer: Whose step it is.
+    """
+
+    def __init__(self, scaler: Any, optimizer: SharpnessAware) -> None:
+        self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
+        self._scale = 1.0 if self._scaler is None else float(self._scaler.get_scale())
+        self._owners = (optimizer, optimizer.base)
+
+    @property
+    def value(self) -> float:
+        """The factor, after each evaluation; refuses gradients that were unscaled by hand."""
+        if self._scaler is not None:
+            states = self._scaler._per_optimizer_states
+            if any(states[id(o)]["stage"] is OptState.UNSCALED for o in self._owners if id(o) in states):
+                raise ClosureError(
+                    "scaler.unscale_() was called inside a step, which unscales its gradients itself. Leave it out; "
+                    "to clip, pass options=StepOptions(max_norm=...)."
+                )
+        return self._scale
+
+    def apply_(self, direction: Vector) -> Vector:
+        """Scale the direction, because the scaler unscales what it steps; exact, as scales are powers of two."""
+        return direction if self._scaler is None or not direction.tensors else direction.scale_(self._scale)
+
+    def step(self, base: Optimizer) -> None:
+        """Let the base optimizer take over the gradients, which hold a direction that `apply_` has scaled."""
+        if self._scaler is None:
+            base.step()
+        else:
+            self._scaler.step(base)
+
+    def report_overflow(self, base: Optimizer, params: Sequence[Tensor]) -> None:
+        """Let the scaler see an Inf so that it backs off; nothing is stepped."""
+        if self._scaler is not None and params:
+            params[0].grad = torch.full_like(params[0], float("inf"))
+            self._scaler.step(base)
+            params[0].grad = None
+
+
+def refuse_scaler(optimizer: SharpnessAware) -> None:
+    """Raise if it is a GradScaler that is calling ``optimizer.step``, since its gradients are scaled."""
+    if not hasattr(optimizer, "found_inf"):
+        return
+    for name in ("found_inf", "grad_scale"):  # what the scaler left behind would refuse the next, right call as well
+        delattr(optimizer, name)
+    raise ClosureError(
+        f"GradScaler.step({type(optimizer).__name__}, ...) cannot drive an optimizer that evaluates several times. "
+        "Write optimizer.step(closure, scaler=scaler), then scaler.update()."
+    )
