@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from cflat.data import Batch, ImageSet, Task
 from cflat.data.stream import Scenario
+from cflat.nn.surgery import train_unfrozen_
 
 __all__ = ["Extract", "Loss", "Method", "ParamGroup", "Phase", "StreamInfo"]
 
@@ -118,8 +119,8 @@ class Method(nn.Module):
         return [ParamGroup([p for p in self.network.parameters() if p.requires_grad])]
 
     def set_train_mode(self) -> None:
-        """Switch to training mode; frozen parts stay in evaluation mode."""
-        self.network.train()
+        """Switch the network to training mode; parts that are frozen stay in evaluation mode."""
+        train_unfrozen_(self.network)
 
     # -- a task -------------------------------------------------------------------------------------------------
 

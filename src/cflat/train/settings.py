@@ -65,7 +65,7 @@ class RuntimeSettings:
     num_nodes: int = 1
     """Hosts."""
     strategy: str = "auto"
-    """auto, ddp, ddp_find_unused_parameters_true, fsdp: how several devices share the work."""
+    """auto, ddp, ddp_find_unused_parameters_true: how several devices share the work."""
     precision: Literal["32", "bf16", "16"] = "32"
     """32: full precision; bf16, 16: mixed precision of the forward pass, 16 with loss scaling."""
     threads: int | None = None

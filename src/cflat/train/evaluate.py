@@ -1,0 +1,77 @@
+"""Run a method over image sets without gradients: features for methods, accuracies for the record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from cflat.data import BatchLoader, ImageSet, Stream, Task, Transform
+from cflat.methods import Method
+from cflat.train.runtime import Runtime
+
+__all__ = ["Extractor", "count_correct"]
+
+
+class Extractor:
+    """Apply a function of images to whole image sets, in evaluation mode under the test transform.
+
+    Args:
+        method: Switched to evaluation mode first.
+        transform: The test transform.
+        batch_size: Images at a time.
+        runtime: Precision and device.
+    """
+
+    def __init__(self, method: Method, transform: Transform, batch_size: int, runtime: Runtime) -> None:
+        self.method = method
+        self.transform = transform
+        self.batch_size = batch_size
+        self.runtime = runtime
+
+    @torch.no_grad()
+    def __call__(self, images: ImageSet, function: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return the concatenated outputs, one row per image, in order."""
+        self.method.eval()
+        loader = BatchLoader(images, self.transform, self.batch_size, shuffle=False, device=self.runtime.device)
+        with self.runtime.autocast():
+            return torch.cat([function(batch.images) for batch in loader])
+
+
+@torch.no_grad()
+def count_correct(
+    method: Method, stream: Stream, task_index: int, transform: Transform, batch_size: int, runtime: Runtime
+) -> dict[str, list[int]]:
+    """Return for each score the number of right answers on the test images of every task seen so far."""
+    method.eval()
+    counts: dict[str, list[int]] = {name: [] for name in method.scores}
+    for task in stream.tasks[: task_index + 1]:
+        loader = BatchLoader(
+            task.test,
+            transform,
+            batch_size,
+            shuffle=False,
+            rank=runtime.rank,
+            world_size=runtime.world_size,
+            device=runtime.device,
+        )
+        correct = torch.zeros(len(method.scores), dtype=torch.int64, device=runtime.device)
+        for batch in loader:
+            with runtime.autocast():
+                scores = method.predict(batch.images)
+            for position, name in enumerate(method.scores):
+                correct[position] += _is_right(scores[name], batch.labels, stream, task).sum()
+        for name, count in zip(method.scores, runtime.sum_over_ranks(correct).tolist(), strict=True):
+            counts[name].append(int(count))
+    return counts
+
+
+def _is_right(scores: Tensor, labels: Tensor, stream: Stream, task: Task) -> Tensor:
+    if stream.scenario == "task":
+        own = scores[:, task.classes.start : task.classes.stop]
+        return own.argmax(dim=1) + task.classes.start == labels
+    predicted = scores.argmax(dim=1)
+    if stream.label_modulus is not None:
+        return predicted % stream.label_modulus == labels % stream.label_modulus
+    return predicted == labels

@@ -1,0 +1,401 @@
+"""The one training loop: tasks, phases, epochs, steps, for every method and every optimizer.
+
+Everything random is a function of (seed, position), so a checkpoint holds weights, optimizer state and a position, and
+a run that was killed anywhere ends with the same bits as one that was not.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cflat._errors import CFlatError
+from cflat.data import BatchLoader, Stream, Task, Transform
+from cflat.methods import Method, Phase
+from cflat.metrics.accuracy import AccuracyMatrix
+from cflat.optim import SharpnessAware, StepOptions, create_optimizer
+from cflat.train.checkpoint import CheckpointStore
+from cflat.train.evaluate import Extractor, count_correct
+from cflat.train.meters import CostMeter, StopWatch, count_flops
+from cflat.train.objective import Objective
+from cflat.train.observer import Observer, StepEvent
+from cflat.train.runtime import Runtime, seed_everything
+from cflat.train.schedules import lr_factor, make_base, set_lr
+from cflat.train.settings import BaseSettings, TrainSettings
+
+__all__ = ["Inputs", "OptimizerChoice", "RunResult", "TrainingInterrupted", "run_stream"]
+
+# Keys that keep the random numbers of the different parts of a run apart.
+_GROW, _START, _STEP, _FINISH, _EVALUATE = range(5)
+
+
+class TrainingInterrupted(CFlatError):
+    """The run was asked to stop; its state is saved."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """How images become inputs."""
+
+    train: Transform
+    eval: Transform
+
+
+@dataclass(frozen=True)
+class OptimizerChoice:
+    """A flatness-aware optimizer by name, with its keywords."""
+
+    name: str = "none"
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What a run has learned and what it cost."""
+
+    accuracy: dict[str, AccuracyMatrix]
+    """By score, the headline first."""
+    cost: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class _Position:
+    """The next thing to do."""
+
+    task: int = 0
+    phase: int = 0
+    epoch: int = 0
+    step: int = 0
+
+
+def run_stream(
+    method: Method,
+    stream: Stream,
+    *,
+    base: BaseSettings,
+    train: TrainSettings,
+    runtime: Runtime,
+    optimizer: OptimizerChoice,
+    inputs: Inputs,
+    seed: int = 0,
+    observer: Observer | None = None,
+    folder: Path | None = None,
+    resume: bool = False,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> RunResult:
+    """Train a method on every task of a stream and evaluate it after each.
+
+    Args:
+        method: What is learned.
+        stream: From what.
+        base: The torch optimizer and its learning rate.
+        train: Epochs, batch size, checkpoints.
+        runtime: Device, precision, ranks.
+        optimizer: The flatness-aware wrapper.
+        inputs: Transforms for training and testing.
+        seed: Decides everything random.
+        observer: Who is told.
+        folder: The run directory; checkpoints go below it. None keeps none.
+        resume: Go on from the newest checkpoint in ``folder``, if there is one.
+        should_stop: Asked after every step; True saves and raises.
+
+    Raises:
+        TrainingInterrupted: When ``should_stop`` said so.
+    """
+    run = _Run(
+        method, stream, base, train, runtime, optimizer, inputs, seed, observer or Observer(), folder, should_stop
+    )
+    if resume:
+        run.restore()
+    run.observer.on_run_start(stream.num_tasks, run.position.task)
+    for task in stream.tasks[run.position.task :]:
+        run.start_task(task)
+        for phase in run.remaining_phases(task):
+            run.train_phase(task, phase)
+        run.finish_task(task)
+    return RunResult(run.accuracy, run.meter.summary())
+
+
+@dataclass
+class _Run:
+    """The state of a run, and the parts of its loop."""
+
+    method: Method
+    stream: Stream
+    base: BaseSettings
+    train: TrainSettings
+    runtime: Runtime
+    choice: OptimizerChoice
+    inputs: Inputs
+    seed: int
+    observer: Observer
+    folder: Path | None
+    should_stop: Callable[[], bool]
+
+    def __post_init__(self) -> None:
+        self.position = _Position()
+        self.meter = CostMeter()
+        totals = [len(task.test) for task in self.stream.tasks]
+        self.accuracy = {name: AccuracyMatrix.start(totals) for name in self.method.scores}
+        self.eval_batch_size = self.train.eval_batch_size or self.train.batch_size
+        self.extract = Extractor(self.method, self.inputs.eval, self.eval_batch_size, self.runtime)
+        self.store = CheckpointStore(self.folder / "checkpoints") if self.folder is not None else None
+        self.saved_at = time.monotonic()
+        self.restored: dict[str, Any] = {}
+        self.is_grown = False
+
+    # -- a task -------------------------------------------------------------------------------------------------
+
+    def start_task(self, task: Task) -> None:
+        """Grow the method and let it prepare, unless a checkpoint has put it into the middle of this task."""
+        self.observer.on_task_start(task)
+        if self.is_grown:
+            return
+        self._grow(task)
+        self._seed(_START, task.index)
+        self.method.start_task(task, self.extract)
+        self.is_grown = True
+
+    def remaining_phases(self, task: Task) -> Iterator[Phase]:
+        """Yield the phases of a task that are not done yet."""
+        phases = self.method.phases(task)
+        while self.position.phase < len(phases):
+            yield phases[self.position.phase]
+            self.position = _Position(task.index, self.position.phase + 1)
+
+    def train_phase(self, task: Task, phase: Phase) -> None:
+        """Train the method's parameters for the epochs of one phase."""
+        self._seed(_START, task.index, 1 + self.position.phase)
+        if not self.restored:
+            self.method.start_phase(task, phase, self.extract)
+        optimizer = self._make_optimizer(task, phase)
+        objective = Objective(
+            self.method, self.runtime.wrap(self.method.network), self.runtime, self.runtime.make_scaler()
+        )
+        loss_sum = torch.zeros((), dtype=torch.float64, device=self.runtime.device)
+        flops = self._restore_phase(optimizer, objective, loss_sum)
+        num_epochs = self._num_epochs(task, phase)
+        loader = self._train_loader(task, phase)
+        for epoch in range(self.position.epoch, num_epochs):
+            set_lr(optimizer.base, lr_factor(self.base, epoch, num_epochs))
+            watch = StopWatch(self.runtime.device)
+            for step, batch in enumerate(loader.epoch(epoch, self.position.step), start=self.position.step):
+                data_seconds = watch.lap()
+                self.method.set_train_mode()
+                self._seed(_STEP, task.index, self.position.phase, epoch, step, self.runtime.rank)
+                if step == 0 and epoch == 0:
+                    flops = self._inspect_first_batch(objective, objective.prepare(batch))
+                    watch.lap()
+                    self._seed(_STEP, task.index, self.position.phase, epoch, step, self.runtime.rank)
+                loss = optimizer.step(objective.closure(objective.prepare(batch)), scaler=objective.scaler)
+                if objective.scaler is not None:
+                    objective.scaler.update()
+                loss_sum += loss * len(batch)
+                self.meter.add_step(len(batch) * self.runtime.world_size, watch.lap(), data_seconds)
+                event = StepEvent(
+                    task.index,
+                    self.stream.num_tasks,
+                    phase.name,
+                    epoch,
+                    num_epochs,
+                    step,
+                    len(loader),
+                    len(batch),
+                    loss,
+                    optimizer.telemetry.last["evaluations"],
+                )
+                self.observer.on_step(event)
+                self.position = replace(self.position, task=task.index, epoch=epoch, step=step + 1)
+                self._save_if_due(optimizer, objective, loss_sum, flops)
+                watch.lap()
+            self._end_epoch(task, phase, epoch, optimizer, float(loss_sum) / len(loader.images))
+            loss_sum.zero_()
+            self.position = replace(self.position, epoch=epoch + 1, step=0)
+        self.meter.add_phase(optimizer.telemetry, *flops)
+
+    def finish_task(self, task: Task) -> None:
+        """Let the method wrap up, evaluate it on all seen tasks, and save."""
+        self._seed(_FINISH, task.index)
+        self.method.eval()
+        self.method.finish_task(task, self.extract)
+        self._seed(_EVALUATE, task.index)
+        started = time.perf_counter()
+        counts = count_correct(
+            self.method, self.stream, task.index, self.inputs.eval, self.eval_batch_size, self.runtime
+        )
+        for name, correct in counts.items():
+            self.accuracy[name] = self.accuracy[name].with_stage(correct)
+        self.position, self.is_grown = _Position(task.index + 1), False
+        self.observer.on_task_end(self._task_record(task, time.perf_counter() - started))
+        self._save(None, None, None, (0.0, 0.0))
+
+    # -- parts of a phase ---------------------------------------------------------------------------------------
+
+    def _grow(self, task: Task) -> None:
+        self._seed(_GROW, task.index)
+        self.method.grow(task)
+        self.method.to(self.runtime.device)
+
+    def _make_optimizer(self, task: Task, phase: Phase) -> SharpnessAware:
+        groups = self.method.param_groups(task, phase)
+        self.meter.trainable_parameters = sum(p.numel() for group in groups for p in group.params)
+        settings = dict(self.choice.settings)
+        if self.train.clip_norm is not None:
+            settings["options"] = StepOptions(max_norm=self.train.clip_norm)
+        optimizer = create_optimizer(
+            self.choice.name,
+            make_base(groups, self.base, is_first_task=task.index == 0),
+            model=self.method.network,
+            **settings,
+        )
+        optimizer.start_task(task.index, self.stream.num_tasks)
+        return optimizer
+
+    def _num_epochs(self, task: Task, phase: Phase) -> int:
+        if phase.epochs is not None:
+            return phase.epochs
+        if task.index == 0 and self.train.first_epochs is not None:
+            return self.train.first_epochs
+        return self.train.epochs
+
+    def _train_loader(self, task: Task, phase: Phase) -> BatchLoader:
+        return BatchLoader(
+            self.method.train_images(task),
+            self.inputs.train if phase.augment else self.inputs.eval,
+            self.train.batch_size,
+            shuffle=True,
+            seed=self.seed,
+            task=task.index,
+            rank=self.runtime.rank,
+            world_size=self.runtime.world_size,
+            device=self.runtime.device,
+            prefetch=self.runtime.settings.prefetch,
+        )
+
+    def _inspect_first_batch(self, objective: Objective, batch: Any) -> tuple[float, float]:
+        """Check purity if asked, and count the arithmetic of one preparation and one evaluation."""
+        if self.train.check_purity:
+            objective.check_purity(batch)
+        self.method.eval()  # counts alike, and leaves running statistics alone
+        per_step = count_flops(lambda: objective.prepare(batch))
+        per_evaluation = count_flops(objective.closure(batch))
+        self.method.network.zero_grad()
+        self.method.set_train_mode()
+        return per_step, per_evaluation
+
+    def _end_epoch(self, task: Task, phase: Phase, epoch: int, optimizer: SharpnessAware, loss: float) -> None:
+        counters = optimizer.telemetry
+        record = {
+            "event": "epoch",
+            "task": task.index,
+            "phase": phase.name,
+            "epoch": epoch,
+            "loss": loss,
+            "lr": optimizer.param_groups[0]["lr"],
+            "steps": counters.steps,
+            "evaluations": counters.evaluations,
+            "sharpness": asdict(counters.sharpness),
+            "flatness": asdict(counters.flatness),
+            "cache_age": dict(counters.cache_age),
+            "nonfinite": counters.nonfinite,
+            "last": dict(counters.last),
+        }
+        self.observer.on_epoch(record)
+
+    def _task_record(self, task: Task, evaluation_seconds: float) -> dict[str, Any]:
+        record: dict[str, Any] = {"event": "task", "task": task.index, "name": task.name}
+        for name, matrix in self.accuracy.items():
+            record[name] = {
+                "stage_accuracy": float(matrix.stage_accuracy[-1]),
+                "per_task": [float(value) for value in matrix.per_task],
+            }
+        cost = self.meter.summary()
+        record["images_per_second"] = cost["images_per_second"]
+        record["evaluations_per_step"] = cost["evaluations_per_step"]
+        record["evaluation_seconds"] = evaluation_seconds
+        return record
+
+    def _seed(self, part: int, *key: int) -> None:
+        seed_everything(self.seed, part, *key)
+
+    # -- checkpoints --------------------------------------------------------------------------------------------
+
+    def restore(self) -> None:
+        """Go to the newest checkpoint, if there is one."""
+        state = self.store.load() if self.store is not None else None
+        if state is None:
+            return
+        self.position = _Position(*state["position"])
+        self.is_grown = state["is_grown"]
+        num_grown = self.position.task + (1 if self.is_grown else 0)
+        for task in self.stream.tasks[:num_grown]:
+            self._grow(task)
+        self.method.load_state_dict(state["method"])
+        self.method.load_extra_state(state["extra"], self.stream.all_train)
+        self.method.to(self.runtime.device)
+        self.accuracy = {name: AccuracyMatrix.from_dict(values) for name, values in state["accuracy"].items()}
+        self.meter.load(state["meter"])
+        self.observer.load(state["observer"])
+        self.restored = state["phase"]
+
+    def _restore_phase(self, optimizer: SharpnessAware, objective: Objective, loss_sum: Tensor) -> tuple[float, float]:
+        """Load what belongs to the phase that a checkpoint was taken in; return its arithmetic per step."""
+        if not self.restored:
+            return 0.0, 0.0
+        state, self.restored = self.restored, {}
+        optimizer.load_state_dict(state["optimizer"])
+        if objective.scaler is not None:
+            objective.scaler.load_state_dict(state["scaler"])
+        loss_sum.fill_(state["loss_sum"])
+        per_step, per_evaluation = state["flops"]
+        return per_step, per_evaluation
+
+    def _save_if_due(
+        self, optimizer: SharpnessAware, objective: Objective, loss_sum: Tensor, flops: tuple[float, float]
+    ) -> None:
+        stops = self.should_stop()
+        is_due = time.monotonic() - self.saved_at >= 60 * self.train.checkpoint_minutes
+        if stops or is_due:
+            self._save(optimizer, objective, loss_sum, flops)
+        if stops:
+            raise TrainingInterrupted("The run was asked to stop; its state is saved.")
+
+    def _save(
+        self,
+        optimizer: SharpnessAware | None,
+        objective: Objective | None,
+        loss_sum: Tensor | None,
+        flops: tuple[float, float],
+    ) -> None:
+        self.saved_at = time.monotonic()
+        if self.store is None or not self.runtime.is_main:
+            return
+        phase: dict[str, Any] = {}
+        if optimizer is not None and objective is not None and loss_sum is not None:
+            phase = {
+                "optimizer": optimizer.state_dict(),
+                "scaler": objective.scaler.state_dict() if objective.scaler is not None else None,
+                "loss_sum": float(loss_sum),
+                "flops": list(flops),
+            }
+        position = self.position
+        path = self.store.save(
+            {
+                "position": [position.task, position.phase, position.epoch, position.step],
+                "is_grown": self.is_grown,
+                "method": self.method.state_dict(),
+                "extra": self.method.extra_state(),
+                "accuracy": {name: matrix.to_dict() for name, matrix in self.accuracy.items()},
+                "meter": self.meter.state(),
+                "observer": self.observer.state(),
+                "phase": phase,
+            }
+        )
+        if path is not None:
+            self.observer.on_checkpoint(str(path))

@@ -1,0 +1,133 @@
+"""What a run costs: images per second, evaluations per step by kind, memory, arithmetic."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from cflat.optim import Telemetry
+
+__all__ = ["CostMeter", "count_flops", "peak_memory_bytes"]
+
+WARMUP_STEPS = 10
+
+
+@dataclass
+class CostMeter:
+    """Running sums over all steps of a run; survives restarts as part of the checkpoint.
+
+    Attributes:
+        steps: Training steps.
+        images: Images trained on, each once per step, whatever the number of evaluations.
+        step_seconds: Time inside steps, data excluded.
+        data_seconds: Time spent waiting for batches.
+        warm_steps: Steps after the first ten; speed is measured on these alone if there are at least ten.
+        evaluations: Forward and backward passes.
+        branches: Outcomes of the sharpness and flatness branches, ``"sharpness.refreshed"`` and so on.
+        flops: Estimated floating-point operations of all evaluations and preparations.
+        trainable_parameters: Parameters trained in the last phase.
+    """
+
+    steps: int = 0
+    images: int = 0
+    step_seconds: float = 0.0
+    data_seconds: float = 0.0
+    warm_steps: int = 0
+    warm_images: int = 0
+    warm_step_seconds: float = 0.0
+    warm_data_seconds: float = 0.0
+    evaluations: int = 0
+    nonfinite: int = 0
+    branches: dict[str, int] = field(default_factory=dict)
+    flops: float = 0.0
+    trainable_parameters: int = 0
+
+    def add_step(self, num_images: int, step_seconds: float, data_seconds: float) -> None:
+        """Count one step."""
+        self.steps += 1
+        self.images += num_images
+        self.step_seconds += step_seconds
+        self.data_seconds += data_seconds
+        if self.steps > WARMUP_STEPS:
+            self.warm_steps += 1
+            self.warm_images += num_images
+            self.warm_step_seconds += step_seconds
+            self.warm_data_seconds += data_seconds
+
+    def add_phase(self, telemetry: Telemetry, flops_per_step: float, flops_per_evaluation: float) -> None:
+        """Take over an optimizer's counters when its phase ends."""
+        self.evaluations += telemetry.evaluations
+        self.nonfinite += telemetry.nonfinite
+        self.flops += telemetry.steps * flops_per_step + telemetry.evaluations * flops_per_evaluation
+        for branch in ("sharpness", "flatness"):
+            for outcome, count in asdict(getattr(telemetry, branch)).items():
+                key = f"{branch}.{outcome}"
+                self.branches[key] = self.branches.get(key, 0) + count
+
+    def summary(self) -> dict[str, Any]:
+        """Return the costs under the names that a run's summary uses."""
+        is_warm = self.warm_steps >= WARMUP_STEPS
+        steps = self.warm_steps if is_warm else self.steps
+        images = self.warm_images if is_warm else self.images
+        step_seconds = self.warm_step_seconds if is_warm else self.step_seconds
+        data_seconds = self.warm_data_seconds if is_warm else self.data_seconds
+        return {
+            "steps": self.steps,
+            "images_per_second": images / step_seconds if step_seconds else 0.0,
+            "evaluations": self.evaluations,
+            "evaluations_per_step": self.evaluations / self.steps if self.steps else 0.0,
+            "evaluations_by_kind": dict(self.branches),
+            "nonfinite_steps": self.nonfinite,
+            "step_seconds": step_seconds / steps if steps else 0.0,
+            "data_seconds": data_seconds / steps if steps else 0.0,
+            "peak_memory_bytes": peak_memory_bytes(),
+            "trainable_parameters": self.trainable_parameters,
+            "flops": self.flops,
+        }
+
+    def state(self) -> dict[str, Any]:
+        """Return all sums as plain numbers."""
+        return asdict(self)
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Take over what `state` returned."""
+        for name, value in state.items():
+            setattr(self, name, dict(value) if isinstance(value, dict) else value)
+
+
+class StopWatch:
+    """Measure laps, waiting for the device's work to end."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._start = time.perf_counter()
+
+    def lap(self) -> float:
+        """Return the seconds since the last lap."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        now = time.perf_counter()
+        elapsed, self._start = now - self._start, now
+        return elapsed
+
+
+def count_flops(function: Callable[[], object]) -> float:
+    """Return the floating-point operations of matrix products and convolutions while ``function`` runs."""
+    with FlopCounterMode(display=False) as counter:
+        function()
+    return float(counter.get_total_flops())
+
+
+def peak_memory_bytes() -> int:
+    """Return the most memory this process has used: on the device if it has one, else resident."""
+    if torch.cuda.is_available():
+        return int(torch.cuda.max_memory_allocated())
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

@@ -1,0 +1,91 @@
+"""The objective of one step as a closure that an optimizer may call as often as it likes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from cflat._errors import CFlatError
+from cflat.data import Batch
+from cflat.methods import Method
+from cflat.train.runtime import Runtime, seed_everything
+
+__all__ = ["ImpureLossError", "Objective"]
+
+
+class ImpureLossError(CFlatError):
+    """A method's loss changes when it is evaluated twice; flatness-aware optimizers would measure noise."""
+
+
+class Objective:
+    """Turn a method's loss into closures.
+
+    What must not be evaluated again happens in `prepare`; the optimizer guards buffers and random numbers while it
+    calls the closure.
+
+    Args:
+        method: Knows the loss.
+        model: The method's network, possibly wrapped for several devices.
+        runtime: Precision and device.
+        scaler: Loss scaler for float16, or None.
+    """
+
+    def __init__(
+        self, method: Method, model: nn.Module, runtime: Runtime, scaler: torch.amp.GradScaler | None = None
+    ) -> None:
+        self.method = method
+        self.model = model
+        self.runtime = runtime
+        self.scaler = scaler
+
+    @torch.no_grad()
+    def prepare(self, batch: Batch) -> Batch:
+        """Compute, once per step, what the trained weights do not change."""
+        with self.runtime.autocast():
+            return self.method.prepare(batch)
+
+    def closure(self, batch: Batch) -> Callable[[], Tensor]:
+        """Return the closure of a prepared batch: forward, backward, loss."""
+
+        def evaluate() -> Tensor:
+            with self.runtime.autocast():
+                loss = self.method.loss(self.model, batch).total
+            (loss if self.scaler is None else self.scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
+            return loss.detach()
+
+        return evaluate
+
+    def check_purity(self, batch: Batch) -> None:
+        """Evaluate twice under the same random numbers and refuse a loss whose gradient or prepared batch changes.
+
+        Raises:
+            ImpureLossError: Naming the first parameter whose gradient differs.
+        """
+        contents = {name: value.clone() for name, value in batch.extras.items()}
+        first, second = self._gradients(batch), self._gradients(batch)
+        name = type(self.method).__name__
+        for parameter, gradient in first.items():
+            if not torch.equal(gradient, second[parameter]):
+                raise ImpureLossError(
+                    f"The loss of {name} is not pure: the gradient of {parameter} differs between two evaluations of "
+                    "the same batch. Move everything that changes from call to call into prepare()."
+                )
+        for key, value in contents.items():
+            if not torch.equal(value, batch.extras[key]):
+                raise ImpureLossError(f"The loss of {name} changed the prepared tensor {key!r}; it must only read it.")
+
+    def _gradients(self, batch: Batch) -> dict[str, Tensor]:
+        """Return all gradients of one evaluation and leave buffers and gradients as they were."""
+        network = self.method.network
+        buffers = {name: buffer.clone() for name, buffer in network.named_buffers()}
+        seed_everything(0)
+        network.zero_grad()
+        self.closure(batch)()
+        gradients = {name: p.grad.clone() for name, p in network.named_parameters() if p.grad is not None}
+        network.zero_grad()
+        with torch.no_grad():
+            for name, buffer in network.named_buffers():
+                buffer.copy_(buffers[name])
+        return gradients
