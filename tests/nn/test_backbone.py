@@ -114,9 +114,7 @@ def test_wrong_arguments_are_named(name: str, options: dict, message: str) -> No
         create_backbone(name, **options)
 
 
-def test_published_weights_out_of_reach_say_what_to_do(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_published_weights_out_of_reach_say_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(DataError, match="path of a downloaded file"):

@@ -159,9 +159,7 @@ def _from_timm(
     if image_size is not None and config.fixed_input_size:
         options["img_size"] = image_size
     try:
-        model = timm.create_model(
-            timm_name, pretrained=pretrained, num_classes=0, in_chans=num_channels, **options
-        )
+        model = timm.create_model(timm_name, pretrained=pretrained, num_classes=0, in_chans=num_channels, **options)
     except OSError as error:
         raise DataError(
             f"The published weights of {timm_name} could not be fetched. "
@@ -171,9 +169,7 @@ def _from_timm(
     if isinstance(model, VisionTransformer) and size % model.patch_embed.patch_size[0]:
         patch = model.patch_embed.patch_size[0]
         raise ValueError(f"image_size must be a multiple of {name}'s patch size {patch}, got {size}.")
-    return Backbone(
-        model, name=name, image_size=size, num_channels=num_channels, mean=config.mean, std=config.std
-    )
+    return Backbone(model, name=name, image_size=size, num_channels=num_channels, mean=config.mean, std=config.std)
 
 
 def _family(model: nn.Module) -> Family:

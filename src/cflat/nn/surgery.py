@@ -69,11 +69,13 @@ def split_backbone(backbone: Backbone) -> tuple[nn.Module, nn.Module]:
     are copies: the backbone is left whole and shares nothing with them.
     """
     model = copy.deepcopy(backbone.model)
-    if isinstance(model, VisionTransformer):
+    if isinstance(model, VisionTransformer) and model.attn_pool is None:
         return _split_vit(model)
     if isinstance(model, ResNet | ResNet32 | SmallCNN):
         return _split_stages(model, "layer4" if isinstance(model, ResNet) else "layer3")
-    raise ValueError(f"{backbone.name} cannot be split; choose a ViT, a ResNet or small_cnn.")
+    raise ValueError(
+        f"{backbone.name} cannot be split; choose a ViT (without attention pooling), a ResNet or small_cnn."
+    )
 
 
 def _split_stages(model: ResNet | ResNet32 | SmallCNN, last: str) -> tuple[nn.Module, nn.Module]:
@@ -110,9 +112,7 @@ class _TokenPool(nn.Module):
         self.num_prefix_tokens = num_prefix_tokens
 
     def forward(self, tokens: Tensor) -> Tensor:
-        pooled: Tensor = global_pool_nlc(
-            tokens, pool_type=self.pool_type, num_prefix_tokens=self.num_prefix_tokens
-        )
+        pooled: Tensor = global_pool_nlc(tokens, pool_type=self.pool_type, num_prefix_tokens=self.num_prefix_tokens)
         return pooled
 
 

@@ -1,0 +1,121 @@
+"""Parallel adapters of AdaptFormer (Chen et al., 2022) as EASE and RanPAC use them.
+
+With x the residual stream behind a block's attention, the block gives
+``x + MLP(LN(x)) + scale * up(dropout(relu(down(x))))``. The up-projection starts at zero, so that a fresh
+set leaves the features bit-equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from cflat._errors import check
+from cflat.nn.backbone import Backbone
+from cflat.nn.vit import attend, mix, pool, vit_of
+
+__all__ = ["Adapter", "AdapterSet", "forward_adapters"]
+
+
+class Adapter(nn.Module):
+    """One bottleneck beside the MLP of a block.
+
+    Args:
+        dim: Width of the residual stream.
+        bottleneck: Hidden width.
+        dropout: Probability of dropping a hidden unit in training.
+        scale: Factor of the output.
+    """
+
+    def __init__(self, dim: int, *, bottleneck: int = 64, dropout: float = 0.1, scale: float = 0.1) -> None:
+        super().__init__()
+        check("bottleneck", bottleneck, at_least=1, integer=True)
+        self.down = nn.Linear(dim, bottleneck)  # torch's default weight is Kaiming-uniform with a = sqrt(5)
+        self.up = nn.Linear(bottleneck, dim)
+        self.dropout = nn.Dropout(dropout)
+        self.scale = scale
+        for tensor in (self.down.bias, self.up.weight, self.up.bias):
+            nn.init.zeros_(tensor)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return what is added to the block's output."""
+        output: Tensor = self.scale * self.up(self.dropout(torch.relu(self.down(tokens))))
+        return output
+
+
+class AdapterSet(nn.ModuleList):
+    """One adapter for each block of a ViT; give it to `cflat.nn.vit.run_blocks` or `cflat.nn.vit.features`.
+
+    >>> from cflat.nn.backbone import create_backbone
+    >>> from cflat.nn.vit import features
+    >>> backbone, images = create_backbone("vit_smoke"), torch.rand(2, 3, 8, 8)
+    >>> torch.equal(features(backbone, images, adapters=AdapterSet(backbone)), backbone(images))
+    True
+    """
+
+    def __init__(self, backbone: Backbone, *, bottleneck: int = 64, dropout: float = 0.1, scale: float = 0.1) -> None:
+        vit = vit_of(backbone)
+        super().__init__(
+            Adapter(vit.embed_dim, bottleneck=bottleneck, dropout=dropout, scale=scale) for _ in vit.blocks
+        )
+
+
+def forward_adapters(
+    backbone: Backbone,
+    tokens: Tensor,
+    adapter_sets: Sequence[AdapterSet],
+    *,
+    max_tokens: int | None = None,
+) -> Tensor:
+    """Return the features of one batch under each of T adapter sets, (T, B, D), in batched passes.
+
+    Equals T separate passes in evaluation mode (dropout is not applied) and computes less: block 0 up to its
+    adapters is the same for all sets and runs once, and of the last block only the class token is computed.
+    In between the sets are stacked along the batch and their adapters are grouped matrix products.
+
+    Args:
+        backbone: A ViT.
+        tokens: Output of `cflat.nn.vit.embed`, (B, N, D).
+        adapter_sets: T sets of the same bottleneck width.
+        max_tokens: Tokens to stack at once; more images are taken in turns. `None` chooses what is quick: few
+            on a CPU, whose caches decide, many elsewhere.
+    """
+    if max_tokens is None:
+        max_tokens = 2048 if tokens.device.type == "cpu" else 262_144
+    num_images = max(1, max_tokens // (len(adapter_sets) * tokens.shape[1]))
+    stacks = [_Stack(adapters) for adapters in zip(*adapter_sets, strict=True)]
+    return torch.cat([_forward_stacks(backbone, part, stacks) for part in tokens.split(num_images)], dim=1)
+
+
+def _forward_stacks(backbone: Backbone, tokens: Tensor, stacks: Sequence[_Stack]) -> Tensor:
+    vit = vit_of(backbone)
+    grid = (stacks[0].num_sets, tokens.shape[0])
+    num_read = 1 if vit.global_pool == "token" and vit.attn_pool is None else None
+    attended = attend(vit.blocks[0], tokens)
+    hidden = mix(vit.blocks[0], attended) + stacks[0](attended.expand(grid[0], *attended.shape))
+    for index in range(1, len(stacks)):
+        is_last = index == len(stacks) - 1
+        attended = attend(vit.blocks[index], hidden.flatten(0, 1), num_queries=num_read if is_last else None)
+        hidden = mix(vit.blocks[index], attended).unflatten(0, grid)
+        hidden = hidden + stacks[index](attended.unflatten(0, grid))
+    features: Tensor = pool(backbone, hidden.flatten(0, 1)).unflatten(0, grid)
+    return features
+
+
+class _Stack:
+    """The adapters that T sets have for one block, as grouped matrix products."""
+
+    def __init__(self, adapters: Sequence[Adapter]) -> None:
+        self.num_sets = len(adapters)
+        self.down_weight = torch.stack([adapter.down.weight.T for adapter in adapters])
+        self.down_bias = torch.stack([adapter.down.bias[None] for adapter in adapters])
+        self.up_weight = torch.stack([adapter.scale * adapter.up.weight.T for adapter in adapters])
+        self.up_bias = torch.stack([adapter.scale * adapter.up.bias[None] for adapter in adapters])
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """Apply adapter t to tokens[t], (T, B, N, D)."""
+        rows = tokens.flatten(1, 2)
+        hidden = torch.relu(torch.baddbmm(self.down_bias, rows, self.down_weight))
+        return torch.baddbmm(self.up_bias, hidden, self.up_weight).view(tokens.shape)

@@ -1,0 +1,160 @@
+"""Prompts for a frozen ViT: the pool of L2P and the prefixes of DualPrompt (both Wang et al., 2022).
+
+Choosing is apart from using: `select` gives ids once per batch, without gradients, and everything else takes ids,
+so that evaluations of one step at perturbed keys never flip the choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+from timm.layers.attention import Attention
+from torch import Tensor, nn
+from torch.nn import functional
+
+from cflat._errors import check
+from cflat.nn.backbone import Backbone
+from cflat.nn.vit import Prefix, vit_of
+
+__all__ = ["PrefixPrompts", "PromptPool", "majority"]
+
+
+class PromptPool(nn.Module):
+    """Prompt tokens with keys; an image uses those whose keys are nearest to its query (L2P).
+
+    Args:
+        dim: Width of tokens, keys and queries.
+        pool_size: Number of prompts.
+        length: Tokens per prompt.
+        top_k: Prompts that each image uses.
+    """
+
+    def __init__(self, dim: int, *, pool_size: int = 10, length: int = 5, top_k: int = 5) -> None:
+        super().__init__()
+        check("top_k", top_k, at_least=1, at_most=pool_size, integer=True)
+        self.top_k = top_k
+        self.prompts = nn.Parameter(torch.empty(pool_size, length, dim).uniform_(-1, 1))
+        self.keys = nn.Parameter(torch.empty(pool_size, dim).uniform_(-1, 1))
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt tokens that an image receives."""
+        return self.top_k * self.prompts.shape[1]
+
+    @torch.no_grad()
+    def select(self, query: Tensor, *, batchwise: bool = True) -> Tensor:
+        """Return prompt ids (B, top_k) for queries (B, D).
+
+        Args:
+            query: Features of the images under the plain backbone.
+            batchwise: Give all images the ids that most of them want. In a test set sorted by class this leaks
+                the task; ``False`` lets each image choose for itself.
+        """
+        ids = _cosine(query, self.keys).topk(self.top_k, dim=1).indices
+        return majority(ids, len(self.keys)) if batchwise else ids
+
+    def tokens(self, ids: Tensor) -> Tensor:
+        """Return the prompt tokens of ids (B, top_k), (B, top_k * length, D), for `vit.insert_prompts`."""
+        return self.prompts[ids].flatten(1, 2)
+
+    def agreement(self, query: Tensor, ids: Tensor) -> Tensor:
+        """Return the cosine of each query with the keys of its ids, summed over ids, mean over the batch."""
+        return _cosine(query, self.keys).gather(1, ids).sum(1).mean()
+
+
+class PrefixPrompts(nn.Module):
+    """Key and value prefixes: general ones for all tasks, expert ones from a pool with a key each (DualPrompt).
+
+    Args:
+        backbone: The ViT whose blocks receive the prefixes.
+        pool_size: Number of experts.
+        length: Prefix length, of both kinds.
+        general_layers: Blocks that receive the general prefix.
+        expert_layers: Blocks that receive the expert prefix.
+        legacy_layout: Hand out expert prefixes as the public PyTorch code does, which merges the key/value axis
+            with the batch axis: half of the batch gets keys for values and vice versa. To match numbers only.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        *,
+        pool_size: int = 10,
+        length: int = 5,
+        general_layers: Sequence[int] = (0, 1),
+        expert_layers: Sequence[int] = (2, 3, 4),
+        legacy_layout: bool = False,
+    ) -> None:
+        super().__init__()
+        vit = vit_of(backbone)
+        layers = [*general_layers, *expert_layers]
+        if len(set(layers)) < len(layers) or not set(layers) <= set(range(len(vit.blocks))):
+            raise ValueError(
+                f"Prefix layers must be different blocks of the {len(vit.blocks)} that {backbone.name} has, "
+                f"got {layers}."
+            )
+        self.general_layers = tuple(general_layers)
+        self.expert_layers = tuple(expert_layers)
+        self.legacy_layout = legacy_layout
+        attention = cast(Attention, vit.blocks[0].attn)
+        shape = (length, attention.num_heads, vit.embed_dim // attention.num_heads)
+        # Axis 1: keys, values.
+        self.general = nn.Parameter(torch.empty(len(self.general_layers), 2, *shape).uniform_(-1, 1))
+        self.experts = nn.Parameter(torch.empty(len(self.expert_layers), 2, pool_size, *shape).uniform_(-1, 1))
+        self.keys = nn.Parameter(torch.empty(pool_size, vit.embed_dim).uniform_(-1, 1))
+
+    @property
+    def pool_size(self) -> int:
+        """Number of experts."""
+        return len(self.keys)
+
+    @torch.no_grad()
+    def select(self, query: Tensor, *, batchwise: bool = True) -> Tensor:
+        """Return the nearest expert's id for each query, (B,); see `PromptPool.select` for ``batchwise``."""
+        ids = _cosine(query, self.keys).argmax(1, keepdim=True)
+        return (majority(ids, self.pool_size) if batchwise else ids).squeeze(1)
+
+    def prefixes(self, ids: Tensor) -> dict[int, Prefix]:
+        """Return the prefixes of all prompted blocks for expert ids (B,), for `vit.run_blocks`."""
+        found = {
+            layer: (_heads_first(keys[None]), _heads_first(values[None]))
+            for layer, (keys, values) in zip(self.general_layers, self.general, strict=True)
+        }
+        for layer, pool in zip(self.expert_layers, self.experts, strict=True):
+            chosen = pool[:, ids]  # (2, B, length, heads, head_dim)
+            if self.legacy_layout:
+                chosen = chosen.reshape(len(ids), 2, *chosen.shape[2:]).transpose(0, 1)
+            found[layer] = (_heads_first(chosen[0]), _heads_first(chosen[1]))
+        return found
+
+    def agreement(self, query: Tensor, ids: Tensor) -> Tensor:
+        """Return the mean cosine of the queries with the keys of their experts."""
+        return _cosine(query, self.keys).gather(1, ids[:, None]).mean()
+
+    @torch.no_grad()
+    def copy_expert_(self, source: int, target: int) -> None:
+        """Start an expert's prefixes from another's; its key stays its own."""
+        self.experts[:, :, target] = self.experts[:, :, source]
+
+
+def majority(ids: Tensor, pool_size: int) -> Tensor:
+    """Give every row the k ids that are most frequent in ``ids`` (B, k), the most frequent first.
+
+    Counts do not depend on the order of the batch. Ties fall as `torch.topk` orders the counts of the distinct
+    ids in ascending order, padded with zeros to ``pool_size``: the rule of the public L2P code.
+    """
+    distinct, counts = ids.unique(return_counts=True)
+    num_absent = pool_size - len(distinct)
+    distinct = torch.cat([distinct, distinct[:1].expand(num_absent)])
+    winners = functional.pad(counts, (0, num_absent)).topk(ids.shape[1]).indices
+    return distinct[winners].expand(ids.shape)
+
+
+def _cosine(query: Tensor, keys: Tensor) -> Tensor:
+    return functional.normalize(query, dim=1) @ functional.normalize(keys, dim=1).T
+
+
+def _heads_first(prefix: Tensor) -> Tensor:
+    return prefix.transpose(1, 2)  # (B, length, heads, head_dim) -> (B, heads, length, head_dim)

@@ -1,0 +1,208 @@
+"""RanPAC's head (McDonnell et al., 2023): ridge regression on random features, summed over tasks.
+
+Features are projected to ``relu(features @ projection)``; the head keeps the Gram matrix and the class sums of all
+projected features ever seen, so that tasks in any order give the solution of all data at once.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from cflat._errors import check
+from cflat.nn._growing import GrowingModule
+
+__all__ = ["RIDGES", "RidgeHead", "ridge_errors", "ridge_solution"]
+
+logger = logging.getLogger(__name__)
+
+RIDGES: tuple[float, ...] = tuple(10.0**exponent for exponent in range(-8, 9))
+_NUM_CHUNK_ROWS = 2048  # projected features in memory at a time: 80 MB at 10,000 projections
+
+
+class RidgeHead(GrowingModule):
+    """Score classes by ridge regression to one-hot labels on random ReLU features.
+
+    Args:
+        feature_dim: Width of the features.
+        num_projections: Random features, M. The Gram matrix takes M * M numbers once the first task is in.
+        seed: Of the projection, drawn once from a normal distribution.
+        scoring: ``"linear"`` as the authors do, or ``"cosine"`` between projected features and rows as PILOT does.
+        dtype: Of the accumulated sums and the solution; ``torch.float64`` where conditioning needs it.
+
+    >>> head = RidgeHead(4, 32, seed=0)
+    >>> head.fit(torch.randn(20, 4), torch.arange(20) % 3, seed=0)
+    >>> head(torch.randn(2, 4)).shape
+    torch.Size([2, 3])
+    """
+
+    growing = ("gram", "class_sums", "weight")
+    projection: Tensor
+    gram: Tensor
+    class_sums: Tensor
+    weight: Tensor
+    ridge: Tensor
+
+    def __init__(
+        self,
+        feature_dim: int,
+        num_projections: int = 10_000,
+        *,
+        seed: int,
+        scoring: Literal["linear", "cosine"] = "linear",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__()
+        check("num_projections", num_projections, at_least=1, integer=True)
+        self.scoring = scoring
+        generator = torch.Generator().manual_seed(seed)
+        projection = torch.randn(feature_dim, num_projections, generator=generator, dtype=torch.float32)
+        self.register_buffer("projection", projection.to(dtype))
+        # Empty until the first features: training before that neither keeps nor saves M * M zeros.
+        self.register_buffer("gram", torch.empty(0, 0, dtype=dtype))
+        self.register_buffer("class_sums", torch.empty(0, num_projections, dtype=dtype))
+        self.register_buffer("weight", torch.empty(0, num_projections, dtype=dtype))
+        self.register_buffer("ridge", torch.zeros((), dtype=torch.float64))
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes that have a score."""
+        return self.weight.shape[0]
+
+    @property
+    def feature_dim(self) -> int:
+        """Width of the features."""
+        return self.projection.shape[0]
+
+    @property
+    def num_projections(self) -> int:
+        """Number of random features."""
+        return self.projection.shape[1]
+
+    def grow(self, num_new: int) -> None:
+        """Add classes without features; their rows are zero until `solve`."""
+        check("num_new", num_new, at_least=0, integer=True)
+        rows = self.weight.new_zeros(num_new, self.num_projections)
+        self.class_sums = torch.cat([self.class_sums, rows])
+        self.weight = torch.cat([self.weight, rows])
+
+    def project(self, features: Tensor) -> Tensor:
+        """Return the random features (B, M)."""
+        return torch.relu(features.to(self.projection.dtype) @ self.projection)
+
+    @torch.no_grad()
+    def accumulate(self, features: Tensor, labels: Tensor) -> None:
+        """Add features (n, feature_dim) with labels (n,) to the sums; unknown labels grow the head."""
+        if not len(labels):
+            return
+        self.grow(max(0, int(labels.max()) + 1 - self.num_classes))
+        if not self.gram.numel():
+            self.gram = self.gram.new_zeros(self.num_projections, self.num_projections)
+        for projected, targets in self._chunks(features, labels):
+            self.gram.addmm_(projected.T, projected)
+            self.class_sums.addmm_(targets.T, projected)
+
+    @torch.no_grad()
+    def select_ridge(
+        self,
+        features: Tensor,
+        labels: Tensor,
+        *,
+        seed: int,
+        candidates: Sequence[float] = RIDGES,
+        validation_share: float = 0.2,
+    ) -> float:
+        """Return the candidate with the least squared error on a random part of one task's features.
+
+        Args:
+            features: Features of one task, (n, feature_dim), at least two.
+            labels: Their labels, (n,).
+            seed: Of the shuffle before the split.
+            candidates: Ridges to compare.
+            validation_share: Share of the rows that is held out.
+        """
+        check("len(features)", len(features), at_least=2)
+        order = torch.randperm(len(features), generator=torch.Generator().manual_seed(seed)).to(features.device)
+        num_fit = min(max(1, int(len(features) * (1 - validation_share))), len(features) - 1)
+        projected = self.project(features[order])
+        targets = functional.one_hot(labels[order]).to(projected.dtype)
+        errors = ridge_errors(
+            projected[:num_fit], targets[:num_fit], projected[num_fit:], targets[num_fit:], candidates
+        )
+        return candidates[int(errors.argmin())]
+
+    @torch.no_grad()
+    def solve(self, ridge: float) -> None:
+        """Set the rows to ``(gram + ridge * identity)^-1 class_sums`` of everything accumulated so far."""
+        solution, used = ridge_solution(self.gram, self.class_sums.T, ridge)
+        self.weight = solution.T.contiguous()
+        self.ridge.fill_(used)
+
+    def fit(self, features: Tensor, labels: Tensor, *, seed: int) -> None:
+        """Take in one task: choose the ridge on its features, accumulate them, solve for all classes."""
+        ridge = self.select_ridge(features, labels, seed=seed)
+        self.accumulate(features, labels)
+        self.solve(ridge)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return regression scores, or cosines."""
+        projected, rows = self.project(features), self.weight
+        if self.scoring == "cosine":
+            projected, rows = functional.normalize(projected, dim=1), functional.normalize(rows, dim=1)
+        return functional.linear(projected, rows).to(features.dtype)
+
+    def _chunks(self, features: Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        for rows, part in zip(features.split(_NUM_CHUNK_ROWS), labels.split(_NUM_CHUNK_ROWS), strict=True):
+            yield self.project(rows), functional.one_hot(part, self.num_classes).to(self.projection.dtype)
+
+
+def ridge_errors(
+    inputs: Tensor, targets: Tensor, held_out: Tensor, held_out_targets: Tensor, ridges: Sequence[float]
+) -> Tensor:
+    """Return the mean squared error on held-out rows for each ridge, all from one eigendecomposition.
+
+    With ``n`` rows of ``M`` inputs, decomposes the smaller of the n x n and M x M Gram matrices. In its basis a
+    ridge only changes the diagonal, so that each costs one small product instead of an M x M solve.
+
+    Args:
+        inputs: Rows to fit, (n, M).
+        targets: Their targets, (n, C).
+        held_out: Rows to validate on, (v, M).
+        held_out_targets: Their targets, (v, C).
+        ridges: Ridges to compare.
+    """
+    is_wide = inputs.shape[0] < inputs.shape[1]
+    # (X'X + r)^-1 X'Y = X'(XX' + r)^-1 Y
+    gram = inputs @ inputs.T if is_wide else inputs.T @ inputs
+    left = held_out @ inputs.T if is_wide else held_out
+    right = targets if is_wide else inputs.T @ targets
+    values, vectors = torch.linalg.eigh(gram.double())
+    left, right = left.double() @ vectors, vectors.T @ right.double()
+    values = values.clamp(min=0)  # a Gram matrix has no negative eigenvalues but by rounding
+    predictions = ((left / (values + ridge)) @ right for ridge in ridges)
+    return torch.stack([(found - held_out_targets).square().mean() for found in predictions])
+
+
+def ridge_solution(gram: Tensor, sums: Tensor, ridge: float) -> tuple[Tensor, float]:
+    """Return ``(gram + ridge * identity)^-1 sums`` by Cholesky, and the ridge that was used.
+
+    Where the matrix is singular at its precision, float64 is tried, then ridges ten times larger each.
+    """
+    used = ridge
+    while True:
+        for dtype in dict.fromkeys((gram.dtype, torch.float64)):
+            damped = gram.to(dtype, copy=True)
+            damped.diagonal().add_(used)
+            factor, info = torch.linalg.cholesky_ex(damped)
+            if not info:
+                if used != ridge:
+                    logger.warning("Ridge %g is too small for this Gram matrix; used %g.", ridge, used)
+                return torch.cholesky_solve(sums.to(dtype), factor).to(gram.dtype), used
+        if not gram.isfinite().all():
+            raise ValueError("The features contain NaN or infinity; a ridge regression on them has no solution.")
+        used *= 10

@@ -1,0 +1,182 @@
+"""Inside a timm VisionTransformer: run its blocks with adapters, prompts and prefixes, without forking it.
+
+A forward pass is ``pool(backbone, run_blocks(backbone, embed(backbone, images)))`` and equals
+``backbone(images)``. Every function reads the timm model's own modules, so that weights and state dicts stay
+timm's business; only attention with a prefix, or for some of the queries, repeats timm's arithmetic, because
+keys and values are not reachable from outside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from timm.layers.attention import Attention
+from timm.models import VisionTransformer
+from timm.models.vision_transformer import Block
+from torch import Tensor, nn
+from torch.nn import functional
+
+from cflat.nn.backbone import Backbone
+
+__all__ = [
+    "Prefix",
+    "attend",
+    "embed",
+    "features",
+    "insert_prompts",
+    "mix",
+    "pool",
+    "pool_prompts",
+    "run_blocks",
+    "vit_of",
+]
+
+Prefix: TypeAlias = tuple[Tensor, Tensor]
+"""Keys and values to put before those of a block, each (B or 1, heads, length, head_dim)."""
+
+
+def vit_of(backbone: Backbone) -> VisionTransformer:
+    """Return the timm model of a ViT backbone; others raise a `ValueError`."""
+    if not isinstance(backbone.model, VisionTransformer):
+        raise ValueError(f"{backbone.name} is not a ViT; adapters and prompts need one, such as 'vit_tiny'.")
+    return backbone.model
+
+
+def embed(backbone: Backbone, images: Tensor) -> Tensor:
+    """Return what enters the first block: patches with class token and positions, (B, N, D)."""
+    vit = vit_of(backbone)
+    tokens: Tensor = vit.norm_pre(vit.patch_drop(vit._pos_embed(vit.patch_embed(images))))
+    return tokens
+
+
+def insert_prompts(backbone: Backbone, tokens: Tensor, prompts: Tensor) -> Tensor:
+    """Put prompt tokens (B, P, D) behind the class token of embedded ``tokens``; they get its position."""
+    vit = vit_of(backbone)
+    if vit.pos_embed is not None and not vit.no_embed_class:
+        prompts = prompts + vit.pos_embed[:, :1]
+    prompts = vit.norm_pre(prompts).to(tokens.dtype)
+    head, patches = tokens[:, : vit.num_prefix_tokens], tokens[:, vit.num_prefix_tokens :]
+    return torch.cat([head, prompts, patches], dim=1)
+
+
+def run_blocks(
+    backbone: Backbone,
+    tokens: Tensor,
+    start: int = 0,
+    stop: int | None = None,
+    *,
+    adapters: Sequence[nn.Module] | None = None,
+    prefixes: Mapping[int, Prefix] | None = None,
+    is_attended: bool = False,
+) -> Tensor:
+    """Run blocks ``start`` to ``stop`` (exclusive; `None`: all) on tokens (B, N, D).
+
+    Args:
+        backbone: A ViT.
+        tokens: Output of `embed` or of earlier blocks.
+        start: First block.
+        stop: Block to stop before.
+        adapters: One module per block of the ViT; each adds its output for the post-attention tokens to the
+            block's output.
+        prefixes: Keys and values to prepend in some blocks, by block index.
+        is_attended: ``tokens`` are past the attention of block ``start`` already (see `attend`): the part of
+            the first adapted block that does not depend on adapters can be computed once and kept.
+    """
+    blocks = list(vit_of(backbone).blocks)
+    for index in range(len(blocks))[start:stop]:
+        adapter = adapters[index] if adapters is not None else None
+        prefix = prefixes.get(index) if prefixes is not None else None
+        if adapter is None and prefix is None and not is_attended:
+            tokens = blocks[index](tokens)
+            continue
+        attended = tokens if is_attended else attend(blocks[index], tokens, prefix)
+        tokens = mix(blocks[index], attended)
+        if adapter is not None:
+            tokens = tokens + adapter(attended)
+        is_attended = False
+    return tokens
+
+
+def pool(backbone: Backbone, tokens: Tensor) -> Tensor:
+    """Return features (B, D) of the last block's tokens: final norm, then class token (or timm's pool)."""
+    vit = vit_of(backbone)
+    pooled: Tensor = vit.forward_head(vit.norm(tokens), pre_logits=True)
+    return pooled
+
+
+def pool_prompts(backbone: Backbone, tokens: Tensor, num_prompt_tokens: int) -> Tensor:
+    """Return features (B, D): the mean of the prompt tokens after the final norm (L2P)."""
+    vit = vit_of(backbone)
+    first = vit.num_prefix_tokens
+    outputs: Tensor = vit.norm(tokens[:, first : first + num_prompt_tokens])
+    return outputs.mean(1)
+
+
+def features(
+    backbone: Backbone,
+    images: Tensor,
+    *,
+    adapters: Sequence[nn.Module] | None = None,
+    prefixes: Mapping[int, Prefix] | None = None,
+) -> Tensor:
+    """Return features (B, D) of images with adapters or prefixes in the blocks."""
+    tokens = run_blocks(backbone, embed(backbone, images), adapters=adapters, prefixes=prefixes)
+    return pool(backbone, tokens)
+
+
+def attend(block: Any, tokens: Tensor, prefix: Prefix | None = None, *, num_queries: int | None = None) -> Tensor:
+    """Return the residual stream behind the attention of one timm block.
+
+    Args:
+        block: A plain pre-norm block of timm.
+        tokens: Residual stream before the block, (B, N, D).
+        prefix: Keys and values to prepend.
+        num_queries: Compute, and return, the first tokens alone: enough when only the class token is read.
+    """
+    block = _plain(block)
+    normed = block.norm1(tokens)
+    if prefix is None and num_queries is None:
+        mixed = block.attn(normed)
+    else:
+        mixed = _attention(block.attn, normed, prefix, num_queries)
+    attended: Tensor = tokens[:, :num_queries] + block.drop_path1(block.ls1(mixed))
+    return attended
+
+
+def mix(block: Any, attended: Tensor) -> Tensor:
+    """Return the residual stream behind the MLP of one timm block, given what `attend` returned."""
+    block = _plain(block)
+    tokens: Tensor = attended + block.drop_path2(block.ls2(block.mlp(block.norm2(attended))))
+    return tokens
+
+
+def _attention(attention: Attention, tokens: Tensor, prefix: Prefix | None, num_queries: int | None) -> Tensor:
+    weight, bias, dim = attention.qkv.weight, attention.qkv.bias, attention.qkv.out_features // 3
+    query_bias, rest_bias = (None, None) if bias is None else (bias[:dim], bias[dim:])
+    query = functional.linear(tokens[:, :num_queries], weight[:dim], query_bias)
+    key, value = functional.linear(tokens, weight[dim:], rest_bias).chunk(2, dim=-1)
+    query, key, value = (part.unflatten(-1, (attention.num_heads, -1)).transpose(1, 2) for part in (query, key, value))
+    query, key = attention.q_norm(query), attention.k_norm(key)  # (B, heads, N, head_dim)
+    if prefix is not None:
+        key, value = _prepend(prefix[0], key), _prepend(prefix[1], value)
+    output = functional.scaled_dot_product_attention(
+        query, key, value, dropout_p=attention.attn_drop.p if attention.training else 0.0
+    )
+    projected: Tensor = attention.proj_drop(attention.proj(output.transpose(1, 2).flatten(2)))
+    return projected
+
+
+def _prepend(prefix: Tensor, own: Tensor) -> Tensor:
+    prefix = prefix.to(own.dtype).expand(own.shape[0], -1, -1, -1)
+    return torch.cat([prefix, own], dim=2)
+
+
+def _plain(block: nn.Module) -> Any:  # a timm Block; its submodules are untyped
+    # Parallel, post-norm, gated and scale-normed variants compute something else: refuse, do not approximate.
+    if isinstance(block, Block) and type(block.attn) is Attention:
+        extras = (getattr(block.attn, "gate", None), getattr(block.attn, "norm", None))
+        if all(extra is None or isinstance(extra, nn.Identity) for extra in extras):
+            return block
+    raise ValueError(f"Adapters and prefixes need timm's plain pre-norm blocks, got {type(block).__name__}.")
