@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from reference.space import Algorithm, Gradient, norm, orthogonal, unit
 from torch import Tensor
+
+from reference.space import Algorithm, Gradient, norm, orthogonal, unit
 
 
 class GAM(Algorithm):

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from reference.space import Algorithm, Gradient, MovingStatistics, inner, norm, orthogonal, unit
 from torch import Tensor
+
+from reference.space import Algorithm, Gradient, MovingStatistics, inner, norm, orthogonal, unit
 
 
 class Plain(Algorithm):

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from reference.space import Algorithm
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.optim import Optimizer
+
+from reference.space import Algorithm
 
 Loss = Callable[[Callable[..., Tensor], Any], Tensor]
 
@@ -23,6 +24,8 @@ class ReferenceTrainer:
 
     def __init__(self, model: nn.Module, base: Optimizer, algorithm: Algorithm, loss: Loss) -> None:
         self.model, self.base, self.algorithm, self.loss = model, base, algorithm, loss
+        self.params = dict(model.named_parameters())
+        self.buffers = dict(model.named_buffers())
         self.losses: list[float] = []
 
     def step(self, batch: Any) -> int:
@@ -37,7 +40,7 @@ class ReferenceTrainer:
             self.losses.append(loss)
             return flat
 
-        params = list(self.model.parameters())
+        params = list(self.params.values())
         theta = torch.cat([param.detach().reshape(-1) for param in params])
         lr = self.base.param_groups[0]["lr"]
         direction = self.algorithm.next_direction(theta, gradient, lr)
@@ -45,19 +48,17 @@ class ReferenceTrainer:
             param.grad = part.view_as(param).clone()
         self.base.step()
         with torch.no_grad():
-            for name, buffer in self.model.named_buffers():
+            for name, buffer in self.buffers.items():
                 buffer.copy_(kept[name])
         return len(self.losses)
 
     def _evaluate(self, theta: Tensor, batch: Any) -> tuple[float, Tensor, dict[str, Tensor]]:
-        names = [name for name, _ in self.model.named_parameters()]
-        sizes = [param.numel() for param in self.model.parameters()]
-        shapes = [param.shape for param in self.model.parameters()]
-        leaves = [
-            part.reshape(shape).clone().requires_grad_() for part, shape in zip(theta.split(sizes), shapes, strict=True)
-        ]
-        buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
-        tensors = {**dict(zip(names, leaves, strict=True)), **buffers}
-        loss = self.loss(lambda inputs: functional_call(self.model, tensors, (inputs,)), batch)
-        gradients = torch.autograd.grad(loss, leaves)
+        parts = theta.split([param.numel() for param in self.params.values()])
+        leaves = {
+            name: part.reshape(param.shape).clone().requires_grad_()
+            for (name, param), part in zip(self.params.items(), parts, strict=True)
+        }
+        buffers = {name: buffer.clone() for name, buffer in self.buffers.items()}
+        loss = self.loss(lambda inputs: functional_call(self.model, {**leaves, **buffers}, (inputs,)), batch)
+        gradients = torch.autograd.grad(loss, list(leaves.values()))
         return loss.item(), torch.cat([gradient.reshape(-1) for gradient in gradients]), buffers

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from reference.space import Algorithm, Gradient, MovingStatistics, inner, norm, orthogonal, unit
 from torch import Tensor
+
+from reference.space import Algorithm, Gradient, MovingStatistics, inner, norm, orthogonal, unit
 
 
 class CFlatTurbo(Algorithm):
