@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
+from torch import Tensor
+
 from cflat.data import ExemplarMemory, ImageSet, Task
-from cflat.methods._base import Method, StreamInfo
+from cflat.methods._base import Extract, Method, StreamInfo
+from cflat.nn.heads import NearestMeanHead
 
 __all__ = ["MemoryConfig", "Rehearsal"]
 
@@ -40,6 +45,16 @@ class Rehearsal(Method):
     def train_images(self, task: Task) -> ImageSet:
         """Return the task's images and all exemplars."""
         return self.memory.rehearse(task.train)
+
+    def remember(
+        self, task: Task, extract: Extract, features: Callable[[Tensor], Tensor], means: NearestMeanHead
+    ) -> None:
+        """Choose exemplars of a finished task and compute the class means of all exemplars anew."""
+        self.memory.update(task.train, extract(task.train, features))
+        exemplars = self.memory.images()
+        outputs = extract(exemplars, features)
+        means.reset()
+        means.update(outputs, torch.from_numpy(exemplars.labels).to(outputs.device))
 
     def extra_state(self) -> dict[str, Any]:
         """Return the rows of the exemplars."""

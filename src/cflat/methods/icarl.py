@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -74,11 +73,7 @@ class ICaRL(Rehearsal):
 
     def finish_task(self, task: Task, extract: Extract) -> None:
         """Herd exemplars of the new classes and compute all class means anew."""
-        self.memory.update(task.train, extract(task.train, self.network.features))
-        exemplars = self.memory.images()
-        features = extract(exemplars, self.network.features)
-        self.means.reset()
-        self.means.update(features, torch.from_numpy(exemplars.labels).to(features.device))
+        self.remember(task, extract, self.network.features, self.means)
 
     def predict(self, images: Tensor) -> dict[str, Tensor]:
         """Return the network's logits and the closeness to each class mean, from one feature pass."""

@@ -1,0 +1,157 @@
+"""MEMO: shared shallow blocks, one specialised last stage per task (Zhou et al., 2023)."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from cflat.data import Batch, Task
+from cflat.methods._base import Extract, Loss, StreamInfo
+from cflat.methods._catalog import register_method
+from cflat.methods._exemplars import MemoryConfig, Rehearsal
+from cflat.nn.backbone import Backbone
+from cflat.nn.heads import LinearHead, NearestMeanHead
+from cflat.nn.surgery import freeze, split_backbone, unfreeze
+
+__all__ = ["MEMO", "MEMOConfig", "align_weights_"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MEMOConfig(MemoryConfig):
+    """Settings of MEMO."""
+
+    auxiliary_weight: float = 1.0
+    """Weight of the auxiliary classifier that tells new classes apart and from all old ones; at least 0."""
+    train_base: bool | None = None
+    """Whether the shared blocks go on learning after the first task; None: yes for ResNets, no for ViTs."""
+    align: bool = True
+    """Scale the new classes' weights to the norm of the old ones after each task."""
+    specialised_init: Literal["backbone", "random"] = "backbone"
+    """The first specialised stage starts from the backbone's own, or at random, as a ViT in PILOT does."""
+
+
+@register_method(
+    "memo",
+    config=MEMOConfig,
+    summary="shared shallow blocks, a new specialised last stage per task",
+    needs_memory=True,
+    families=("vit", "resnet", "other"),
+    paper="A Model or 603 Exemplars: Towards Memory-Efficient Class-Incremental Learning (2023)",
+)
+class MEMO(Rehearsal):
+    """Concatenate the features of all specialised stages; train the newest one."""
+
+    scores = ("cnn", "nme")
+    network: MEMONetwork
+
+    def __init__(self, config: MEMOConfig, backbone: Backbone, info: StreamInfo) -> None:
+        super().__init__(config, info)
+        self.config = config
+        self.trains_base = backbone.family != "vit" if config.train_base is None else config.train_base
+        self.network = MEMONetwork(backbone, config.specialised_init == "random")
+        self.means = NearestMeanHead(backbone.feature_dim, metric="euclidean")
+        self.num_old = 0
+
+    def grow(self, task: Task) -> None:
+        """Freeze what is done and add a specialised stage, outputs and an auxiliary classifier."""
+        self.num_old = self.network.head.num_classes
+        if task.index > 0:
+            self.network.specialise(task.num_classes)
+            if not self.trains_base:
+                freeze(self.network.generalised)
+        self.network.head.grow(task.num_classes)
+        self.means = NearestMeanHead(self.network.head.feature_dim, metric="euclidean")
+
+    def prepare(self, batch: Batch) -> Batch:
+        """Run the shared blocks and the old stages if no trained weight changes them."""
+        if self.num_old == 0 or self.trains_base:
+            return batch
+        shared = self.network.generalised(batch.images)
+        return batch.with_(shared=shared, old=self.network.old_features(shared))
+
+    def loss(self, model: nn.Module, batch: Batch) -> Loss:
+        """Classify among all seen classes, and the newest features among the new classes and "old"."""
+        logits, auxiliary = model(batch.images, batch.extras.get("shared"), batch.extras.get("old"))
+        parts = {"classify": functional.cross_entropy(logits, batch.labels)}
+        if auxiliary is not None:
+            targets = (batch.labels - self.num_old + 1).clamp(min=0)
+            parts["auxiliary"] = self.config.auxiliary_weight * functional.cross_entropy(auxiliary, targets)
+        return Loss(parts)
+
+    def finish_task(self, task: Task, extract: Extract) -> None:
+        """Align the weights, herd exemplars of the new classes and compute all class means anew."""
+        if self.config.align and self.num_old > 0:
+            align_weights_(self.network.head, self.num_old)
+        self.remember(task, extract, self.network.features, self.means)
+
+    def predict(self, images: Tensor) -> dict[str, Tensor]:
+        """Return the network's logits and the closeness to each class mean, from one feature pass."""
+        features = self.network.features(images)
+        return {"cnn": self.network.head(features), "nme": self.means(features)}
+
+
+class MEMONetwork(nn.Module):
+    """Generalised blocks, specialised stages, a head over all their features and one over the newest.
+
+    Args:
+        backbone: Split into the generalised blocks and the first specialised stage.
+        random_stage: Initialise the first specialised stage anew.
+    """
+
+    def __init__(self, backbone: Backbone, random_stage: bool = False) -> None:
+        super().__init__()
+        self.generalised, stage = split_backbone(backbone)
+        if random_stage:
+            stage.apply(_reinitialise_)
+        self.stages = nn.ModuleList([stage])
+        self.stage_dim = backbone.feature_dim
+        self.head = LinearHead(backbone.feature_dim)
+        self.auxiliary: LinearHead | None = None
+
+    def specialise(self, num_new: int) -> None:
+        """Freeze the stages and add a copy of the newest, with an auxiliary classifier for ``num_new`` classes."""
+        newest = unfreeze(copy.deepcopy(freeze(self.stages)[-1]))
+        self.stages.append(newest)
+        self.head.grow(0, num_new_features=self.stage_dim)
+        self.auxiliary = LinearHead(self.stage_dim, num_new + 1)
+
+    def old_features(self, shared: Tensor) -> Tensor:
+        """Return the features of all stages but the newest, (B, stage_dim * (stages - 1))."""
+        return torch.cat([stage(shared) for stage in self.stages[:-1]], dim=1)
+
+    def features(self, images: Tensor) -> Tensor:
+        """Return the features of all stages."""
+        shared = self.generalised(images)
+        return torch.cat([stage(shared) for stage in self.stages], dim=1)
+
+    def forward(
+        self, images: Tensor, shared: Tensor | None = None, old: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return logits and auxiliary logits; ``shared`` and ``old`` may be given if they are known already."""
+        if shared is None:
+            shared = self.generalised(images)
+        new: Tensor = self.stages[-1](shared)
+        if self.auxiliary is None:
+            return self.head(new), None
+        old = self.old_features(shared) if old is None else old
+        return self.head(torch.cat([old, new], dim=1)), self.auxiliary(new)
+
+
+@torch.no_grad()
+def align_weights_(head: LinearHead, num_old: int) -> float:
+    """Give the new classes' weights the mean norm of the old ones' (weight alignment); return the factor."""
+    norms = head.weight.norm(dim=1)
+    factor = norms[:num_old].mean() / norms[num_old:].mean()
+    head.weight[num_old:] *= factor
+    return float(factor)
+
+
+def _reinitialise_(module: nn.Module) -> None:
+    reset = getattr(module, "reset_parameters", None)
+    if callable(reset):
+        reset()

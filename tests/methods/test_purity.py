@@ -1,0 +1,99 @@
+"""The contract of `Method.loss`: pure, and fed with constants that are computed once."""
+
+import pytest
+import torch
+
+from cflat.data import BatchLoader
+from cflat.methods import Loss, get_method_spec, list_methods
+from cflat.methods.finetune import Finetune
+from cflat.nn.backbone import create_backbone
+from cflat.train.evaluate import Extractor
+from cflat.train.objective import ImpureLossError, Objective
+from runs import cpu, tiny_inputs, tiny_method, tiny_run, tiny_stream
+
+
+def in_second_task(name):
+    """Return a method that has learned one task and begun the next, with a batch of it and its objective."""
+    stream = tiny_stream()
+    method = tiny_method(name, stream)
+    first = type(stream)(stream.scenario, stream.tasks[:1], stream.num_classes, stream.class_names)
+    tiny_run(method, first, epochs=1)
+    method.grow(stream.tasks[1])
+    extract = Extractor(method, tiny_inputs().eval, 16, cpu())
+    method.start_task(stream.tasks[1], extract)
+    for phase in method.phases(stream.tasks[1])[:1]:
+        method.start_phase(stream.tasks[1], phase, extract)
+    method.set_train_mode()
+    batch = next(iter(BatchLoader(method.train_images(stream.tasks[1]), tiny_inputs().train, 16, shuffle=True)))
+    return method, batch, Objective(method, method.network, cpu())
+
+
+@pytest.mark.parametrize("name", list_methods())
+def test_two_evaluations_agree_to_the_bit(name):
+    method, batch, objective = in_second_task(name)
+    if not method.phases(tiny_stream().tasks[1]):
+        pytest.skip(f"{name} does not train after its first task")
+    before = {key: value.clone() for key, value in method.state_dict().items()}
+    objective.check_purity(objective.prepare(batch))
+    for key, value in method.state_dict().items():
+        assert torch.equal(value, before[key]), key
+
+
+@pytest.mark.parametrize("name", [n for n in list_methods() if n in ("icarl", "memo")])
+def test_cached_constants_give_the_gradients_of_uncached_ones(name):
+    method, batch, objective = in_second_task(name)
+    prepared = objective.prepare(batch)
+    assert prepared.extras or method.trains_base
+    cached = gradients(method, objective, prepared)
+    if name == "icarl":
+        with torch.no_grad():
+            recomputed = batch.with_(teacher=method.teacher(batch.images))
+    else:
+        recomputed = batch  # the network computes what it is not given
+    uncached = gradients(method, objective, recomputed)
+    assert cached.keys() == uncached.keys()
+    for key, value in cached.items():
+        torch.testing.assert_close(value, uncached[key], rtol=1e-5, atol=1e-7)
+
+
+def gradients(method, objective, batch):
+    method.network.zero_grad()
+    objective.closure(batch)()
+    return {key: p.grad.clone() for key, p in method.network.named_parameters() if p.grad is not None}
+
+
+def test_memo_caches_what_is_frozen():
+    stream = tiny_stream()
+    config = get_method_spec("memo").config(train_base=False)
+    method = tiny_method("memo", stream, config=config)
+    for task in stream.tasks:
+        method.grow(task)
+    method.set_train_mode()
+    batch = next(iter(BatchLoader(stream.tasks[1].train, tiny_inputs().train, 16, shuffle=True)))
+    objective = Objective(method, method.network, cpu())
+    prepared = objective.prepare(batch)
+    assert set(prepared.extras) == {"shared", "old"}
+    cached, uncached = (gradients(method, objective, b) for b in (prepared, batch))
+    assert not any(key.startswith(("generalised", "stages.0")) for key in cached)
+    for key, value in cached.items():
+        torch.testing.assert_close(value, uncached[key], rtol=1e-5, atol=1e-7)
+
+
+class Impure(Finetune):
+    """Draws a fresh number at every call, from a generator that nobody replays."""
+
+    noise = torch.Generator().manual_seed(0)
+
+    def loss(self, model, batch):
+        clean = super().loss(model, batch).parts["classify"]
+        return Loss({"classify": clean * (1 + torch.rand((), generator=self.noise))})
+
+
+def test_an_impure_loss_is_refused_with_advice():
+    stream = tiny_stream()
+    spec = get_method_spec("finetune")
+    good = tiny_method("finetune", stream)
+    method = Impure(spec.config(), create_backbone("small_cnn", image_size=8), good.info)
+    with pytest.raises(ImpureLossError, match=r"not pure.*prepare\(\)"):
+        tiny_run(method, stream, check_purity=True)
+    tiny_run(good, stream, check_purity=True, epochs=1)

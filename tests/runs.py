@@ -1,0 +1,86 @@
+"""Tiny real runs: digits, a few images, one small network. What the tests of methods and trainer share."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from cflat.data import Stream, build_stream, eval_transform, load_dataset, train_transform
+from cflat.methods import Method, StreamInfo, create_method, get_method_spec
+from cflat.nn.backbone import create_backbone
+from cflat.train import (
+    BaseSettings,
+    Inputs,
+    Observer,
+    OptimizerChoice,
+    RunResult,
+    Runtime,
+    RuntimeSettings,
+    TrainSettings,
+    run_stream,
+)
+
+IMAGE_SIZE = 8
+
+
+@cache
+def tiny_stream(scenario: str = "class", per_class: int = 12, num_tasks: int = 2) -> Stream:
+    dataset = load_dataset("digits", train_per_class=per_class, test_per_class=8)
+    return build_stream(dataset, scenario, initial=3, increment=3) if num_tasks > 2 else _first_tasks(dataset, scenario)
+
+
+def _first_tasks(dataset, scenario) -> Stream:
+    whole = build_stream(dataset, scenario, initial=3, increment=3)
+    return Stream(scenario, whole.tasks[:2], 6, whole.class_names[:6])
+
+
+@cache
+def cpu() -> Runtime:
+    return Runtime(RuntimeSettings(accelerator="cpu"))
+
+
+def tiny_method(name: str, stream: Stream, seed: int = 0, config=None) -> Method:
+    spec = get_method_spec(name)
+    torch.manual_seed(seed)
+    backbone = create_backbone("small_cnn" if "other" in spec.families else "vit_smoke", image_size=IMAGE_SIZE)
+    info = StreamInfo(stream.scenario, stream.num_classes, stream.num_tasks, stream.label_modulus)
+    return create_method(name, backbone, info, config)
+
+
+def tiny_inputs() -> Inputs:
+    return Inputs(train_transform("none", IMAGE_SIZE), eval_transform("none", IMAGE_SIZE))
+
+
+def tiny_run(
+    method: Method,
+    stream: Stream,
+    *,
+    optimizer: str = "none",
+    settings: dict | None = None,
+    epochs: int = 2,
+    folder: Path | None = None,
+    resume: bool = False,
+    observer: Observer | None = None,
+    checkpoint_minutes: float = 10.0,
+    should_stop=lambda: False,
+    check_purity: bool = False,
+    base: BaseSettings | None = None,
+) -> RunResult:
+    return run_stream(
+        method,
+        stream,
+        base=base or BaseSettings(lr=0.05, weight_decay=1e-4, schedule="cosine"),
+        train=TrainSettings(
+            epochs=epochs, batch_size=16, checkpoint_minutes=checkpoint_minutes, check_purity=check_purity
+        ),
+        runtime=cpu(),
+        optimizer=OptimizerChoice(optimizer, settings or {}),
+        inputs=tiny_inputs(),
+        seed=3,
+        folder=folder,
+        resume=resume,
+        observer=observer,
+        should_stop=should_stop,
+    )
