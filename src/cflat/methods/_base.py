@@ -147,8 +147,11 @@ class Method(nn.Module):
         """Do what must happen after training, once: exemplars, class means, merging."""
 
     @abstractmethod
-    def predict(self, images: Tensor) -> dict[str, Tensor]:
-        """Return scores over all classes seen so far, one tensor (B, classes) for each name in ``scores``."""
+    def predict(self, batch: Batch) -> dict[str, Tensor]:
+        """Return scores over all classes seen so far, one tensor (B, classes) for each name in ``scores``.
+
+        Labels are in the batch for symmetry and must not be looked at; rows are keys for per-image caches.
+        """
         raise NotImplementedError
 
     # -- restarts -----------------------------------------------------------------------------------------------

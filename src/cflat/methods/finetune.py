@@ -52,6 +52,6 @@ class Finetune(Method):
         logits = model(batch.images)[:, self.first_class :]
         return Loss({"classify": functional.cross_entropy(logits, batch.labels - self.first_class)})
 
-    def predict(self, images: Tensor) -> dict[str, Tensor]:
+    def predict(self, batch: Batch) -> dict[str, Tensor]:
         """Return the logits of all seen classes."""
-        return {"logits": self.network(images)}
+        return {"logits": self.network(batch.images)}

@@ -75,9 +75,9 @@ class ICaRL(Rehearsal):
         """Herd exemplars of the new classes and compute all class means anew."""
         self.remember(task, extract, self.network.features, self.means)
 
-    def predict(self, images: Tensor) -> dict[str, Tensor]:
+    def predict(self, batch: Batch) -> dict[str, Tensor]:
         """Return the network's logits and the closeness to each class mean, from one feature pass."""
-        features = self.network.features(images)
+        features = self.network.features(batch.images)
         return {"cnn": self.network.head(features), "nme": self.means(features)}
 
 

@@ -89,9 +89,9 @@ class MEMO(Rehearsal):
             align_weights_(self.network.head, self.num_old)
         self.remember(task, extract, self.network.features, self.means)
 
-    def predict(self, images: Tensor) -> dict[str, Tensor]:
+    def predict(self, batch: Batch) -> dict[str, Tensor]:
         """Return the network's logits and the closeness to each class mean, from one feature pass."""
-        features = self.network.features(images)
+        features = self.network.features(batch.images)
         return {"cnn": self.network.head(features), "nme": self.means(features)}
 
 

@@ -52,6 +52,6 @@ class Replay(Rehearsal):
         herds = self.config.selection == "herding"
         self.memory.update(task.train, extract(task.train, self.network.features) if herds else None)
 
-    def predict(self, images: Tensor) -> dict[str, Tensor]:
+    def predict(self, batch: Batch) -> dict[str, Tensor]:
         """Return the logits of all seen classes."""
-        return {"logits": self.network(images)}
+        return {"logits": self.network(batch.images)}

@@ -59,7 +59,7 @@ def count_correct(
         correct = torch.zeros(len(method.scores), dtype=torch.int64, device=runtime.device)
         for batch in loader:
             with runtime.autocast():
-                scores = method.predict(batch.images)
+                scores = method.predict(batch)
             for position, name in enumerate(method.scores):
                 correct[position] += _is_right(scores[name], batch.labels, stream, task).sum()
         for name, count in zip(method.scores, runtime.sum_over_ranks(correct).tolist(), strict=True):
