@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from cflat.optim._vectors import Vector
+from cflat.optim._vectors import Vector, as_real
 
 if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
     from cflat.optim._weights import Weights
 
 __all__ = ["DirectionMemory"]
@@ -61,13 +63,14 @@ class DirectionMemory:
         ]
         if any(part is None for part in parts):
             self._tensors = {**self._tensors, **dict(zip(params, tensors, strict=True))}
-        return self._view(params, tensors, like)
+        return self._view(params, tensors, like.group)
 
     def known(self, weights: Weights) -> tuple[list[Tensor], Vector]:
         """Return those of the optimizer's parameters that are remembered and trainable, and their vector."""
-        params = [param for param in weights.candidates if param.requires_grad and param in self._tensors]
-        tensors = [self._tensors[param] for param in params]
-        return params, self._view(params, tensors, Vector(tensors, weights.group))
+        trainable = [param for param in weights.candidates if param.requires_grad]
+        parts = {param: self._part(param, as_real(param.detach())) for param in trainable}
+        known = {param: part for param, part in parts.items() if part is not None}
+        return list(known), self._view(list(known), list(known.values()), weights.group)
 
     def clear(self) -> None:
         """Forget everything and free the storage."""
@@ -96,11 +99,11 @@ class DirectionMemory:
         part = self._tensors.get(param)
         return part if part is not None and part.shape == like.shape else None
 
-    def _view(self, params: Sequence[Tensor], tensors: list[Tensor], like: Vector) -> Vector:
+    def _view(self, params: Sequence[Tensor], tensors: list[Tensor], group: ProcessGroup | None) -> Vector:
         """Return the vector of these tensors: the last one, with what is known about it, if it is the same."""
         if self._last is None or not (_same(params, self._last[0]) and _same(tensors, self._last[1].tensors)):
             self._last = (list(params), Vector(tensors))
-        self._last[1].group = like.group
+        self._last[1].group = group
         return self._last[1]
 
     def _norm(self) -> float | None:

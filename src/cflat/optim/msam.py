@@ -52,8 +52,8 @@ class MSAM(SharpnessAware):
     def direction(self, weights: Weights) -> Direction:
         """Return the gradient ahead."""
         memory = self.memory("v")
-        if memory:
-            params, v = memory.known(weights)
+        params, v = memory.known(weights)
+        if params:
             weights.choose(params)
             weights.jump(v, -self.rho)
         g = yield

@@ -1,0 +1,141 @@
+"""Checkpoints, copies and pickles hold everything: training goes on bit for bit."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+
+import cflat
+from cases import BASES, CONV, TURBO_VARIANTS, case, closure_of
+from faults import EVERY, Run, differences
+
+ROWS = (*EVERY, *TURBO_VARIANTS[3:])
+
+
+def _saved_and_loaded(value: dict) -> dict:
+    file = io.BytesIO()
+    torch.save(value, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=str)
+@pytest.mark.parametrize("interruption", [2, 4], ids=["reused", "later"])
+def test_resuming_in_the_middle_of_an_interval_is_bit_equal(row, interruption):
+    whole = Run(row)
+    whole.optimizer.start_task(1, num_tasks=3)
+    whole.train(*range(9))
+
+    run = Run(row)
+    run.optimizer.start_task(1, num_tasks=3)
+    run.train(*range(interruption))
+    checkpoint = _saved_and_loaded(
+        {"model": run.model.state_dict(), "optimizer": run.optimizer.state_dict(), "random": torch.get_rng_state()}
+    )
+
+    resumed = Run(row)
+    resumed.model.load_state_dict(checkpoint["model"])
+    resumed.optimizer.load_state_dict(checkpoint["optimizer"])
+    torch.set_rng_state(checkpoint["random"])
+    assert not differences(resumed.state(), run.state())
+    resumed.train(*range(interruption, 9))
+    assert not differences(resumed.world(), whole.world())
+    assert not differences(resumed.state(), whole.state())
+
+
+@pytest.mark.parametrize("row", ROWS, ids=str)
+@pytest.mark.parametrize("base", ["adam", "groups"])
+def test_resuming_with_other_bases_is_bit_equal(row, base):
+    def fresh():
+        model = CONV.model()
+        return model, row.make(BASES[base](model), model=model)
+
+    def advance(model, optimizer, *steps):
+        for step in steps:
+            optimizer.step(closure_of(model, CONV.batch(step)))
+
+    whole = fresh()
+    advance(*whole, *range(7))
+    first = fresh()
+    advance(*first, 0, 1, 2, 3)
+    second = fresh()
+    second[0].load_state_dict(first[0].state_dict())
+    second[1].load_state_dict(_saved_and_loaded(first[1].state_dict()))
+    advance(*second, 4, 5, 6)
+    assert not differences(second[0].state_dict(), whole[0].state_dict())
+
+
+@pytest.mark.parametrize("row", ROWS, ids=str)
+@pytest.mark.parametrize("how", ["deepcopy", "pickle"])
+def test_a_copy_goes_on_by_itself(row, how):
+    run = Run(row)
+    torch.optim.lr_scheduler.StepLR(run.optimizer, 1)  # patches step on the instance
+    run.optimizer.register_step_post_hook(lambda *_: None)  # cannot be pickled
+    run.train(0, 1, 2, 3)
+    pair = (run.model, run.optimizer)
+    random = torch.get_rng_state()
+    twin = copy.copy(run)
+    twin.model, twin.optimizer = copy.deepcopy(pair) if how == "deepcopy" else pickle.loads(pickle.dumps(pair))
+    assert twin.optimizer.param_groups is twin.optimizer.base.param_groups
+    assert twin.optimizer.all_params()[0] is next(twin.model.parameters())
+
+    run.train(4, 5, 6)
+    expected = run.world()
+    torch.set_rng_state(random)
+    twin.train(4, 5, 6)
+    assert not differences(twin.world(), expected)
+    assert not differences(twin.state(), run.state())
+
+
+@pytest.mark.parametrize("row", EVERY, ids=str)
+def test_groups_state_and_defaults_are_the_bases(row):
+    run = Run(row)
+
+    def assert_linked(optimizer):
+        base = optimizer.base
+        assert optimizer.param_groups is base.param_groups
+        assert optimizer.state is base.state
+        assert optimizer.defaults is base.defaults
+
+    assert_linked(run.optimizer)
+    run.train(0)
+    state = run.state()
+    run.optimizer.load_state_dict(state)
+    assert_linked(run.optimizer)
+    assert_linked(copy.deepcopy(run.optimizer))
+    assert_linked(pickle.loads(pickle.dumps(run.optimizer)))
+    run.optimizer.param_groups[0]["lr"] = 0.7
+    assert run.optimizer.base.param_groups[0]["lr"] == 0.7
+    run.optimizer.param_groups = [{**run.optimizer.param_groups[0], "lr": 0.3}]
+    assert run.optimizer.base.param_groups[0]["lr"] == 0.3
+
+
+def test_a_foreign_state_is_refused_and_changes_nothing():
+    run = Run(case("c_flat_turbo"))
+    run.train(0, 1)
+    before = run.state()
+    foreign = {
+        "not a state of CFlatTurbo: expected the keys 'base' and 'wrapper'": run.base.state_dict(),
+        "belongs to a SAM over 7 parameters; this is a CFlatTurbo over 7": Run(case("sam")).state(),
+        "has the format 0": {**before, "wrapper": {**before["wrapper"], "version": 0}},
+        "over 8 parameters; this is a CFlatTurbo over 7": {
+            **before, "wrapper": {**before["wrapper"], "num_params": 8},
+        },
+    }  # fmt: skip
+    for message, state in foreign.items():
+        with pytest.raises(ValueError, match=message):
+            run.optimizer.load_state_dict(state)
+        assert not differences(run.state(), before)
+
+
+def test_the_telemetry_is_part_of_the_state():
+    run = Run(case("c_flat_turbo"))
+    run.train(0, 1, 2)
+    other = Run(case("c_flat_turbo"))
+    other.optimizer.load_state_dict(run.state())
+    assert other.optimizer.telemetry.as_dict() == run.optimizer.telemetry.as_dict()
+    assert isinstance(other.optimizer.telemetry, cflat.Telemetry)
