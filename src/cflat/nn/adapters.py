@@ -46,7 +46,7 @@ class Adapter(nn.Module):
 
 
 class AdapterSet(nn.ModuleList):
-    """One adapter for each block of a ViT; give it to `cflat.nn.vit.run_blocks` or `cflat.nn.vit.features`.
+    """One adapter for each block of a ViT, for `cflat.nn.vit.run_blocks` and `cflat.nn.vit.features`.
 
     >>> from cflat.nn.backbone import create_backbone
     >>> from cflat.nn.vit import features

@@ -1,8 +1,8 @@
-"""Classifier heads that grow with the classes: linear, cosine, nearest mean (and ridge, in `cflat.nn.ridge`).
+"""Classifier heads that grow with the classes: linear, cosine and nearest mean.
 
-All share one small interface: ``head(features)`` gives scores of shape (B, num_classes), larger is better,
-``head.num_classes`` counts the classes and ``head.grow(num_new)`` adds some. Everything that a head knows is
-in its ``state_dict``, and a head of any size loads the state of any other size.
+All share one small interface, as does the ridge head of `cflat.nn.ridge`: ``head(features)`` gives scores of shape
+(B, num_classes), larger is better, ``head.num_classes`` counts the classes and ``head.grow(num_new)`` adds some.
+Everything that a head knows is in its ``state_dict``, and a head of any size loads the state of any other size.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class PromptPool(nn.Module):
 
 
 class PrefixPrompts(nn.Module):
-    """Key and value prefixes: general ones for all tasks, expert ones from a pool with a key each (DualPrompt).
+    """Key and value prefixes: general ones for all tasks, experts from a pool with keys (DualPrompt).
 
     Args:
         backbone: The ViT whose blocks receive the prefixes.
@@ -111,9 +111,15 @@ class PrefixPrompts(nn.Module):
         return len(self.keys)
 
     @torch.no_grad()
-    def select(self, query: Tensor, *, batchwise: bool = True) -> Tensor:
-        """Return the nearest expert's id for each query, (B,); see `PromptPool.select` for ``batchwise``."""
-        ids = _cosine(query, self.keys).argmax(1, keepdim=True)
+    def select(self, query: Tensor, *, batchwise: bool = True, among: int | None = None) -> Tensor:
+        """Return the nearest expert's id for each query, (B,).
+
+        Args:
+            query: Features of the images under the plain backbone.
+            batchwise: See `PromptPool.select`.
+            among: Choose among the first so many experts; `None`: all.
+        """
+        ids = _cosine(query, self.keys[:among]).argmax(1, keepdim=True)
         return (majority(ids, self.pool_size) if batchwise else ids).squeeze(1)
 
     def prefixes(self, ids: Tensor) -> dict[int, Prefix]:
@@ -132,6 +138,15 @@ class PrefixPrompts(nn.Module):
     def agreement(self, query: Tensor, ids: Tensor) -> Tensor:
         """Return the mean cosine of the queries with the keys of their experts."""
         return _cosine(query, self.keys).gather(1, ids[:, None]).mean()
+
+    def add_experts(self, num_new: int) -> None:
+        """Enlarge the pool; new experts and keys are random. Replaces parameters: build the optimizer afterwards."""
+        check("num_new", num_new, at_least=0, integer=True)
+        for name, axis in (("experts", 2), ("keys", 0)):
+            known: nn.Parameter = getattr(self, name)
+            shape = [*known.shape[:axis], num_new, *known.shape[axis + 1 :]]
+            grown = torch.cat([known.detach(), known.new_empty(shape).uniform_(-1, 1)], dim=axis)
+            setattr(self, name, nn.Parameter(grown, requires_grad=known.requires_grad))
 
     @torch.no_grad()
     def copy_expert_(self, source: int, target: int) -> None:

@@ -167,7 +167,8 @@ def ridge_errors(
     """Return the mean squared error on held-out rows for each ridge, all from one eigendecomposition.
 
     With ``n`` rows of ``M`` inputs, decomposes the smaller of the n x n and M x M Gram matrices. In its basis a
-    ridge only changes the diagonal, so that each costs one small product instead of an M x M solve.
+    ridge only changes the diagonal, so that each costs one small product instead of an M x M solve. In float32
+    this stays close to float64 for all ridges, where dense solves of the M x M system return noise for small ones.
 
     Args:
         inputs: Rows to fit, (n, M).
@@ -181,8 +182,8 @@ def ridge_errors(
     gram = inputs @ inputs.T if is_wide else inputs.T @ inputs
     left = held_out @ inputs.T if is_wide else held_out
     right = targets if is_wide else inputs.T @ targets
-    values, vectors = torch.linalg.eigh(gram.double())
-    left, right = left.double() @ vectors, vectors.T @ right.double()
+    values, vectors = torch.linalg.eigh(gram)
+    left, right = left @ vectors, vectors.T @ right
     values = values.clamp(min=0)  # a Gram matrix has no negative eigenvalues but by rounding
     predictions = ((left / (values + ridge)) @ right for ridge in ridges)
     return torch.stack([(found - held_out_targets).square().mean() for found in predictions])
@@ -191,18 +192,19 @@ def ridge_errors(
 def ridge_solution(gram: Tensor, sums: Tensor, ridge: float) -> tuple[Tensor, float]:
     """Return ``(gram + ridge * identity)^-1 sums`` by Cholesky, and the ridge that was used.
 
-    Where the matrix is singular at its precision, float64 is tried, then ridges ten times larger each.
+    A ridge below the rounding errors of ``gram`` leaves no positive definite matrix (a plain solve would return
+    noise): then it is raised tenfold until there is one.
     """
+    if not gram.isfinite().all():
+        raise ValueError("The features contain NaN or infinity; a ridge regression on them has no solution.")
     used = ridge
     while True:
-        for dtype in dict.fromkeys((gram.dtype, torch.float64)):
-            damped = gram.to(dtype, copy=True)
-            damped.diagonal().add_(used)
-            factor, info = torch.linalg.cholesky_ex(damped)
-            if not info:
-                if used != ridge:
-                    logger.warning("Ridge %g is too small for this Gram matrix; used %g.", ridge, used)
-                return torch.cholesky_solve(sums.to(dtype), factor).to(gram.dtype), used
-        if not gram.isfinite().all():
-            raise ValueError("The features contain NaN or infinity; a ridge regression on them has no solution.")
+        damped = gram.clone()
+        damped.diagonal().add_(used)
+        factor, info = torch.linalg.cholesky_ex(damped)
+        if not info:
+            break
         used *= 10
+    if used != ridge:
+        logger.warning("Ridge %g is below the rounding errors of the Gram matrix; used %g.", ridge, used)
+    return torch.cholesky_solve(sums, factor), used

@@ -46,7 +46,7 @@ def transport_rows(
     ratio: float = 0.25,
     normalize_plan: bool = True,
 ) -> Tensor:
-    """Return ``(1 - ratio) * old_rows + ratio * plan.T @ new_rows``: old rows that heard of the new classes.
+    """Return ``(1 - ratio) * old_rows + ratio * plan.T @ new_rows``: old rows that know new classes.
 
     Args:
         old_rows: Head rows of the old classes, (num_old, D).

@@ -1,4 +1,4 @@
-"""Inside a timm VisionTransformer: run its blocks with adapters, prompts and prefixes, without forking it.
+"""Run the blocks of a timm VisionTransformer with adapters, prompts and prefixes, without a fork.
 
 A forward pass is ``pool(backbone, run_blocks(backbone, embed(backbone, images)))`` and equals
 ``backbone(images)``. Every function reads the timm model's own modules, so that weights and state dicts stay
