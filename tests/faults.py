@@ -1,4 +1,4 @@
-"""What the fault battery shares: a small network with everything a step may disturb, doors to step through, snapshots."""
+"""What the fault battery shares: a network with all that a step may disturb, doors to step through, snapshots."""
 
 from __future__ import annotations
 

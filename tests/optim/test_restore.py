@@ -114,7 +114,7 @@ def test_a_call_on_the_optimizer_inside_a_closure_is_refused(call, number):
         "start_task": lambda: run.optimizer.start_task(1),
         "step": lambda: run.optimizer.step(nth(run.closure(1), 1, lambda: _raise(ValueError))),
     }
-    with pytest.raises((cflat.ClosureError, ValueError), match="outside the loop|in the middle"):
+    with pytest.raises((cflat.ClosureError, ValueError), match=r"outside the loop|in the middle"):
         run.optimizer.step(nth(run.closure(1), number, calls[call]))
     assert not differences(run.world(), world)
 

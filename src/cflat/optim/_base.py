@@ -63,6 +63,8 @@ class StepOptions:
             raise ValueError(f"clip must be 'final' or 'each', got {self.clip!r}.")
         if self.perturbation not in ("synced", "local"):
             raise ValueError(f"perturbation must be 'synced' or 'local', got {self.perturbation!r}.")
+        if isinstance(self.process_group, str) and self.process_group != "auto":
+            raise ValueError(f"process_group must be a ProcessGroup, 'auto' or None, got {self.process_group!r}.")
 
 
 class SharpnessAware(Optimizer):
@@ -82,6 +84,8 @@ class SharpnessAware(Optimizer):
     # Makes GradScaler announce itself instead of stepping us with scaled gradients; see `step`.
     _step_supports_amp_scaling = True
 
+    _has_radius = True
+
     def __init__(
         self,
         base: Optimizer,
@@ -99,8 +103,10 @@ class SharpnessAware(Optimizer):
             raise TypeError(f"base must be a plain torch optimizer, got {type(base).__name__}, which wraps one.")
         if inspect.signature(base.step).parameters["closure"].default is inspect.Parameter.empty:
             raise TypeError(f"base must be able to step without a closure, got {type(base).__name__}, which cannot.")
-        if rho is not None:
+        if self._has_radius:
             check_radius("rho", rho)
+        if not isinstance(options, StepOptions | None):
+            raise ValueError(f"options must be a StepOptions, for example StepOptions(max_norm=1.0), got {options!r}.")
         self._is_linked = False
         self.base = base
         self.options = options or StepOptions()

@@ -58,8 +58,10 @@ class TiedToLR:
         return self.rho_min + (self.rho_max - self.rho_min) * share
 
 
-def check_radius(name: str, radius: Radius) -> None:
+def check_radius(name: str, radius: Radius | None) -> None:
     """Refuse a radius that is neither a positive number nor a schedule."""
+    if radius is None:
+        raise ValueError(f"{name} must be above 0 or a schedule, got None.")
     if not callable(radius):
         check(name, radius, above=0)
 

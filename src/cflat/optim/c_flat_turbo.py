@@ -123,6 +123,9 @@ class CFlatTurbo(SharpnessAware):
         check("k_growth", k_growth, at_least=0)
         check("threshold", threshold, at_least=0)
         check("decay", decay, at_least=0, below=1)
+        for name, flag in (("trigger", trigger), ("schedule", schedule)):
+            if not isinstance(flag, bool):
+                raise ValueError(f"{name} must be True or False, got {flag!r}.")
         super().__init__(base, model=model, rho=rho, options=options)
         self.rules = rules if isinstance(rules, TurboRules) else TurboRules.named(rules)
         self.rho_fd, self.lam = rho_fd, lam

@@ -52,7 +52,7 @@ class GAM(SharpnessAware):
     ) -> None:
         check("rho_fd", rho_fd, above=0)
         check("gamma", gamma, at_least=0)
-        if len(betas) != 3:
+        if not isinstance(betas, tuple | list) or [isinstance(b, int | float) for b in betas] != [True] * 3:
             raise ValueError(f"betas must be three numbers, got {betas!r}.")
         super().__init__(base, model=model, rho=rho, options=options)
         self.rho_fd = rho_fd

@@ -23,6 +23,8 @@ class Plain(SharpnessAware):
         options: How steps are carried out; see `StepOptions`.
     """
 
+    _has_radius = False
+
     def __init__(self, base: Optimizer, *, model: nn.Module | None = None, options: StepOptions | None = None) -> None:
         super().__init__(base, model=model, options=options)
 

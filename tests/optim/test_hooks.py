@@ -1,0 +1,78 @@
+"""Hooks on the wrapper and on the base, through both doors, and the names that profilers show."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from faults import DOORS, EVERY, Run, walk
+
+
+@pytest.mark.parametrize("row", EVERY, ids=str)
+@pytest.mark.parametrize("door", DOORS)
+def test_step_hooks_run_once_per_step(row, door):
+    run = Run(row)
+    calls = []
+    run.optimizer.register_step_pre_hook(lambda opt, args, kwargs: calls.append(("pre", opt)))
+    run.base.register_step_pre_hook(lambda opt, args, kwargs: calls.append(("base pre", opt)))
+    run.base.register_step_post_hook(lambda opt, args, kwargs: calls.append(("base post", opt)))
+    run.optimizer.register_step_post_hook(lambda opt, args, kwargs: calls.append(("post", opt)))
+    for step in range(3):
+        calls.clear()
+        walk(door, run.optimizer, run.closure(step))
+        assert [name for name, _ in calls] == ["pre", "base pre", "base post", "post"]
+        assert [opt for _, opt in calls] == [run.optimizer, run.base, run.base, run.optimizer]
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_base_hooks_see_the_direction_and_unperturbed_weights(door):
+    run = Run(EVERY[10])
+    assert run.optimizer.telemetry.last == {}
+    before = run.model.hidden.weight.detach().clone()
+    seen = []
+
+    def hook(opt, args, kwargs):
+        seen.append(torch.equal(run.model.hidden.weight, before))
+        run.model.hidden.weight.grad.zero_()
+
+    run.base.register_step_pre_hook(hook)
+    run.base.param_groups[0].update(momentum=0.0, weight_decay=0.0)
+    walk(door, run.optimizer, run.closure(0))
+    assert seen == [True]
+    assert torch.equal(run.model.hidden.weight, before)
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_a_skipped_step_does_not_reach_the_base(door):
+    run = Run(EVERY[1])
+    calls = []
+    run.base.register_step_post_hook(lambda *_: calls.append("base"))
+    run.optimizer.register_step_post_hook(lambda *_: calls.append("wrapper"))
+
+    def bad():
+        run.closure(0)()
+        run.model.head.bias.grad.fill_(float("inf"))
+
+    walk(door, run.optimizer, bad)
+    assert calls == ["wrapper"]
+
+
+@pytest.mark.parametrize("row", EVERY, ids=str)
+def test_profilers_show_the_class(row):
+    run = Run(row)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        run.train(0)
+        run.optimizer.zero_grad()
+    names = {event.key for event in profile.key_averages()}
+    assert f"Optimizer.step#{type(run.optimizer).__name__}.step" in names
+    assert "Optimizer.step#SGD.step" in names
+
+
+@pytest.mark.parametrize("row", EVERY, ids=str)
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_zero_grad_clears(row, set_to_none):
+    run = Run(row)
+    run.closure(0)()
+    run.optimizer.zero_grad(set_to_none)
+    gradient = run.model.hidden.weight.grad
+    assert gradient is None if set_to_none else not gradient.any()
