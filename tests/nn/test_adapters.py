@@ -84,3 +84,14 @@ def test_many_sets_at_once_equal_separate_passes(name: str, max_tokens: int | No
     assert together.shape == (3, 5, backbone.feature_dim)
     torch.testing.assert_close(together, separate, atol=1e-4, rtol=1e-4)
     assert (separate[0] - separate[1]).abs().max() > 1e-2
+
+
+def test_many_sets_work_under_autocast() -> None:
+    backbone = create_backbone("vit_smoke").eval()
+    adapter_sets = [trained_set(backbone) for _ in range(2)]
+    tokens = vit.embed(backbone, torch.rand(3, 3, 8, 8))
+    with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16):
+        found = forward_adapters(backbone, tokens, adapter_sets)
+    with torch.inference_mode():
+        expected = forward_adapters(backbone, tokens, adapter_sets)
+    torch.testing.assert_close(found.float(), expected, atol=0.15, rtol=0.1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
@@ -15,6 +15,7 @@ sizes = st.lists(st.integers(0, 5), min_size=1, max_size=4)
 
 
 @pytest.mark.parametrize("head_type", [LinearHead, CosineHead])
+@settings(deadline=None, max_examples=30)
 @given(increments=sizes)
 def test_growth_keeps_old_scores(head_type: type, increments: list[int]) -> None:
     head, features = head_type(6), torch.randn(3, 6)
@@ -77,6 +78,7 @@ def test_zero_rows_have_the_documented_trap() -> None:
     assert row_gradients(zero_rows=False) < 10
 
 
+@settings(deadline=None, max_examples=30)
 @given(st.integers(1, 20), st.integers(0, 2**31))
 def test_nearest_means_do_not_depend_on_batches(num_first: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)

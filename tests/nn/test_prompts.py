@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cflat.nn import vit
@@ -62,6 +62,7 @@ def test_ties_follow_the_public_rule() -> None:
     assert torch.equal(majority(ids, 8)[0], distinct[counts.topk(2).indices])
 
 
+@settings(deadline=None, max_examples=30)
 @given(st.permutations(range(9)), st.integers(0, 2**31))
 def test_majority_ignores_the_order_of_the_batch(order: list[int], seed: int) -> None:
     query = torch.randn(9, 8, generator=torch.Generator().manual_seed(seed))
@@ -69,6 +70,7 @@ def test_majority_ignores_the_order_of_the_batch(order: list[int], seed: int) ->
     assert torch.equal(pool.select(query)[0], pool.select(query[list(order)])[0])
 
 
+@settings(deadline=None, max_examples=30)
 @given(st.integers(0, 2**31))
 def test_a_batch_of_one_equals_its_instance(seed: int) -> None:
     query = torch.randn(1, 8, generator=torch.Generator().manual_seed(seed))
