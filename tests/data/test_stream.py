@@ -154,6 +154,15 @@ def test_growing_domain_stream():
     assert stream.class_names[4] == "domain 1/class 1"
 
 
+def test_growing_labels_follow_the_order_of_the_tasks():
+    source = dataset(3, num_domains=4)
+    stream = build_stream(source, "domain", labels="growing", domain_order=["domain 2", "domain 0"])
+    assert [task.classes for task in stream.tasks] == [range(3), range(3, 6)]
+    assert set(stream.tasks[0].train.labels) == {0, 1, 2}
+    assert set(stream.tasks[0].train.domains) == {2}
+    assert stream.class_names[3] == "domain 0/class 0"
+
+
 def test_domain_order_can_be_named_or_shuffled():
     source = dataset(2, num_domains=4)
     named = build_stream(source, "domain", domain_order=["domain 2", "domain 0"])
@@ -215,5 +224,12 @@ def test_fingerprint_tells_streams_apart_and_only_those():
         build_stream(dataset(6, seed=1), initial=2, increment=2),
         build_stream(dataset(6, train_per_class=4), initial=2, increment=2),
         build_stream(dataset(6).subsample(2, None), initial=2, increment=2),
+        build_stream(dataset(6).subsample(2, None, seed=1), initial=2, increment=2),
     ]
-    assert len({base, *(stream.fingerprint() for stream in others)}) == 8
+    assert len({base, *(stream.fingerprint() for stream in others)}) == 9
+
+
+def test_fingerprint_tells_images_of_equal_labels_apart():
+    source = dataset(1, train_per_class=4)
+    prints = [build_stream(replace(source, train=source.train.select(rows))).fingerprint() for rows in ([0, 1], [0, 2])]
+    assert prints[0] != prints[1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -79,7 +80,7 @@ class DataReport:
         return "\n".join(lines)
 
 
-def check_dataset(name: str, root: str | None = None, *, read_images: bool = True) -> DataReport:
+def check_dataset(name: str, root: str | Path | None = None, *, read_images: bool = True) -> DataReport:
     """Check counts, layout, labels, unreadable images and duplicates across train and test.
 
     Args:
