@@ -1,0 +1,64 @@
+"""What methods with adapters share: their settings, and a frozen ViT with one set of adapters and a cosine head."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from cflat.nn.adapters import AdapterSet
+from cflat.nn.backbone import Backbone
+from cflat.nn.heads import CosineHead
+from cflat.nn.surgery import freeze
+from cflat.nn.vit import attend, embed, mix, pool, run_blocks, vit_of
+
+__all__ = ["AdaptedClassifier", "AdapterConfig"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdapterConfig:
+    """Settings of the adapters."""
+
+    bottleneck: int = 64
+    """Hidden width of each adapter; at least 1."""
+    dropout: float = 0.1
+    """Probability of dropping a hidden unit of an adapter in training; in [0, 1)."""
+    scale: float = 0.1
+    """Factor of what the adapters add to the blocks; above 0."""
+
+    def make_adapters(self, backbone: Backbone) -> AdapterSet:
+        """Return a fresh set, which leaves the features as they are."""
+        return AdapterSet(backbone, bottleneck=self.bottleneck, dropout=self.dropout, scale=self.scale)
+
+
+class AdaptedClassifier(nn.Module):
+    """Score images with a frozen ViT, trainable adapters in all its blocks, and a trainable cosine head.
+
+    Args:
+        backbone: A ViT; it is frozen in place.
+        adapters: One for each block.
+    """
+
+    def __init__(self, backbone: Backbone, adapters: AdapterSet) -> None:
+        super().__init__()
+        self.backbone = freeze(backbone)
+        self.adapters = adapters
+        self.head = CosineHead(backbone.feature_dim)
+
+    def stem(self, images: Tensor) -> Tensor:
+        """Return what no adapter changes, (2, B, N, D): the tokens behind block 0's attention and behind its MLP."""
+        block = vit_of(self.backbone).blocks[0]
+        attended = attend(block, embed(self.backbone, images))
+        return torch.stack([attended, mix(block, attended)])
+
+    def features(self, images: Tensor, stem: Tensor | None = None) -> Tensor:
+        """Return features (B, D); ``stem`` may be given if it is known already."""
+        attended, mixed = self.stem(images) if stem is None else stem
+        tokens = mixed + self.adapters[0](attended)
+        return pool(self.backbone, run_blocks(self.backbone, tokens, 1, adapters=list(self.adapters)))
+
+    def forward(self, images: Tensor, stem: Tensor | None = None) -> Tensor:
+        """Return logits (B, num_classes)."""
+        logits: Tensor = self.head(self.features(images, stem))
+        return logits

@@ -1,0 +1,86 @@
+"""APER with adapters: adapt once, then classify by the means of plain and adapted features (Zhou et al., 2023).
+
+The first task trains adapters; from then on nothing is trained, and a class is the mean of the concatenated features
+of the plain and the adapted network.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from cflat.data import Batch, Task
+from cflat.methods._adapted import AdaptedClassifier, AdapterConfig
+from cflat.methods._base import Extract, Loss, Method, Phase, StreamInfo
+from cflat.methods._catalog import register_method
+from cflat.nn.adapters import forward_adapters
+from cflat.nn.backbone import Backbone
+from cflat.nn.heads import NearestMeanHead
+from cflat.nn.surgery import freeze
+from cflat.nn.vit import embed
+
+__all__ = ["APER", "APERConfig"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class APERConfig(AdapterConfig):
+    """Settings of APER."""
+
+
+@register_method(
+    "aper",
+    config=APERConfig,
+    summary="adapters trained in the first task, nearest mean of plain and adapted features",
+    scenarios=("class", "task", "domain"),
+    families=("vit",),
+    is_pretrained=True,
+    paper="Revisiting Class-Incremental Learning with Pre-Trained Models (2023)",
+)
+class APER(Method):
+    """Join what pretraining knows with what the first task taught."""
+
+    network: AdaptedClassifier
+
+    def __init__(self, config: APERConfig, backbone: Backbone, info: StreamInfo) -> None:
+        super().__init__(info)
+        self.config = config
+        self.network = AdaptedClassifier(backbone, config.make_adapters(backbone))
+        self.plain = freeze(config.make_adapters(backbone))  # adds nothing: the plain network in a batched pass
+        self.means = NearestMeanHead(2 * backbone.feature_dim)
+
+    def grow(self, task: Task) -> None:
+        """Make room for the means of the new classes; the head belongs to the first task."""
+        if task.index == 0:
+            self.network.head.grow(task.num_classes)
+        self.means.grow(task.classes.stop - self.means.num_classes)
+
+    def phases(self, task: Task) -> tuple[Phase, ...]:
+        """Return one phase for the first task, none for later ones."""
+        return (Phase(),) if task.index == 0 else ()
+
+    def prepare(self, batch: Batch) -> Batch:
+        """Add the part of the forward pass that no adapter changes."""
+        return batch.with_(stem=self.network.stem(batch.images))
+
+    def loss(self, model: nn.Module, batch: Batch) -> Loss:
+        """Classify among the classes of the first task."""
+        logits = model(batch.images, batch.extras.get("stem"))
+        return Loss({"classify": functional.cross_entropy(logits, batch.labels)})
+
+    def finish_task(self, task: Task, extract: Extract) -> None:
+        """Take the task's features into the class means."""
+        features = extract(task.train, self.features)
+        self.means.update(features, torch.from_numpy(task.train.labels).to(features.device))
+
+    def predict(self, batch: Batch) -> dict[str, Tensor]:
+        """Return the cosines with all class means."""
+        return {"logits": self.means(self.features(batch.images))}
+
+    def features(self, images: Tensor) -> Tensor:
+        """Return plain and adapted features side by side, (B, 2 D)."""
+        backbone = self.network.backbone
+        both = forward_adapters(backbone, embed(backbone, images), [self.plain, self.network.adapters])
+        return both.transpose(0, 1).flatten(1)

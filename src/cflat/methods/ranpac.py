@@ -1,0 +1,96 @@
+"""RanPAC: adapt once, then ridge regression on random features of all tasks (McDonnell et al., 2023).
+
+The first task trains adapters under a cosine head. After that, and in every later task, features are projected to
+``relu(features @ projection)``, and the classifier is the ridge regression to one-hot labels of everything seen:
+`cflat.nn.ridge`. PILOT scores by the cosine with its rows instead, ``scoring="cosine"`` here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from cflat.data import Batch, Task
+from cflat.methods._adapted import AdaptedClassifier, AdapterConfig
+from cflat.methods._base import Extract, Loss, Method, Phase, StreamInfo
+from cflat.methods._catalog import register_method
+from cflat.nn.backbone import Backbone
+from cflat.nn.ridge import RidgeHead
+
+__all__ = ["RanPAC", "RanPACConfig"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RanPACConfig(AdapterConfig):
+    """Settings of RanPAC."""
+
+    num_projections: int | None = None
+    """Random features M; at least 1. None: 10,000, or 16 for each feature of a small network."""
+    scoring: Literal["linear", "cosine"] = "linear"
+    """Regression scores as the authors have them, or cosines with the rows of the solution as PILOT does."""
+    adapt: bool = True
+    """Train adapters in the first task; without, the pretrained features are used as they are."""
+    double: bool = False
+    """Sum and solve in double precision: twice the memory, for features that single precision cannot separate."""
+
+    def make_head(self, feature_dim: int) -> RidgeHead:
+        """Return an empty ridge head; torch's generator decides its projection."""
+        num_projections = self.num_projections or min(10_000, 16 * feature_dim)
+        seed = int(torch.randint(2**31, ()))
+        dtype = torch.float64 if self.double else torch.float32
+        return RidgeHead(feature_dim, num_projections, seed=seed, scoring=self.scoring, dtype=dtype)
+
+
+@register_method(
+    "ranpac",
+    config=RanPACConfig,
+    summary="adapters trained in the first task, ridge regression on random features of all tasks",
+    scenarios=("class", "task", "domain"),
+    families=("vit",),
+    is_pretrained=True,
+    paper="RanPAC: Random Projections and Pre-trained Models for Continual Learning (2023)",
+)
+class RanPAC(Method):
+    """Solve all tasks at once from sums: order and number of tasks leave no trace but through the adapters."""
+
+    network: AdaptedClassifier
+
+    def __init__(self, config: RanPACConfig, backbone: Backbone, info: StreamInfo) -> None:
+        super().__init__(info)
+        self.config = config
+        self.network = AdaptedClassifier(backbone, config.make_adapters(backbone))
+        self.ridge = config.make_head(backbone.feature_dim)
+
+    def grow(self, task: Task) -> None:
+        """Make room for the new classes; the head belongs to the first task."""
+        if task.index == 0:
+            self.network.head.grow(task.num_classes)
+        self.ridge.grow(task.classes.stop - self.ridge.num_classes)
+
+    def phases(self, task: Task) -> tuple[Phase, ...]:
+        """Return one phase for the first task, none for later ones."""
+        return (Phase(),) if task.index == 0 and self.config.adapt else ()
+
+    def prepare(self, batch: Batch) -> Batch:
+        """Add the part of the forward pass that no adapter changes."""
+        return batch.with_(stem=self.network.stem(batch.images))
+
+    def loss(self, model: nn.Module, batch: Batch) -> Loss:
+        """Classify among the classes of the first task."""
+        logits = model(batch.images, batch.extras.get("stem"))
+        return Loss({"classify": functional.cross_entropy(logits, batch.labels)})
+
+    def finish_task(self, task: Task, extract: Extract) -> None:
+        """Choose the ridge on the task's features, add them to the sums, and solve for all classes."""
+        features = extract(task.train, self.network.features).float()
+        self.ridge.fit(features, torch.from_numpy(task.train.labels).to(features.device), seed=task.index)
+
+    def predict(self, batch: Batch) -> dict[str, Tensor]:
+        """Return the regression scores of all seen classes."""
+        features = self.network.features(batch.images).float()
+        with torch.autocast(features.device.type, enabled=False):  # half precision would drown small eigenvalues
+            return {"logits": self.ridge(features)}
