@@ -1,0 +1,1 @@
+"""Experiments: what a run is configured by, where its results go, and how runs are compared."""

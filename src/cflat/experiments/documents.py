@@ -1,0 +1,124 @@
+"""Configuration as text: YAML and JSON files, ``key=value`` overrides, and layers that are laid over each other."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import yaml
+
+from cflat._errors import ConfigError
+
+__all__ = ["CHOICES", "Layer", "dump_yaml", "merge", "parse_overrides", "parse_scalar", "read_document"]
+
+Layer: TypeAlias = "dict[str, Any]"
+"""A configuration, or part of one: values by section and key, as they were typed."""
+
+CHOICES = ("method", "optimizer", "base", "backbone", "data")
+"""Sections with a name; ``method=ease`` is short for ``method.name=ease``."""
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML with the numbers that people type: plain PyYAML reads ``1e-3`` as text."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)[eE][-+]?\d+$"), list("-+.0123456789")
+)
+
+
+def parse_scalar(text: str) -> Any:
+    """Read one YAML value.
+
+    >>> parse_scalar("1e-3"), parse_scalar("[1, 2]"), parse_scalar("none"), parse_scalar("null")
+    (0.001, [1, 2], 'none', None)
+    """
+    return yaml.load(text, _Loader)
+
+
+def read_document(path: str | Path) -> Layer:
+    """Read a YAML or JSON file.
+
+    Raises:
+        ConfigError: If it cannot be read or is no mapping.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+        document = json.loads(text) if path.suffix.lower() == ".json" else parse_scalar(text)
+    except OSError as error:
+        raise ConfigError(f"The configuration {str(path)!r} cannot be read: {error.strerror}.") from error
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
+        raise ConfigError(f"The configuration {str(path)!r} is no YAML or JSON: {_one_line(error)}.") from error
+    if document is None:
+        return {}
+    if not isinstance(document, dict):
+        raise ConfigError(f"The configuration {str(path)!r} must hold sections such as 'train:', got {document!r:.80}.")
+    return document
+
+
+def parse_overrides(arguments: Sequence[str]) -> Layer:
+    """Turn ``train.epochs=5`` and the like into a layer; later ones win.
+
+    >>> parse_overrides(["optimizer.rho=1e-2", "method=ease", "seed=3"])
+    {'optimizer': {'rho': 0.01}, 'method': {'name': 'ease'}, 'seed': 3}
+    """
+    layer: Layer = {}
+    for argument in arguments:
+        key, equals, text = argument.partition("=")
+        parts = key.strip().split(".")
+        if not equals or not all(parts):
+            raise ConfigError(f"Expected key=value, for example train.epochs=5, got {argument!r}.")
+        try:
+            value = parse_scalar(text)
+        except (ValueError, RecursionError, yaml.YAMLError) as error:
+            raise ConfigError(f"The value of {key!r} is no YAML: {_one_line(error)}.") from error
+        for part in reversed(parts):
+            value = {part: value}
+        layer = merge(layer, value)
+    return layer
+
+
+def merge(*layers: Mapping[Any, Any]) -> Layer:
+    """Lay configurations over each other; later ones win.
+
+    A section that chooses another method or optimizer drops the settings of the one below: they are not its own.
+    """
+    result: Layer = {}
+    for layer in layers:
+        for key, value in layer.items():
+            if key in CHOICES and isinstance(value, str):
+                value = {"name": value}
+            below = result.get(key)
+            if isinstance(value, Mapping) and isinstance(below, Mapping) and not _chooses_anew(key, below, value):
+                result[key] = _overlay(below, value)
+            else:
+                result[key] = dict(value) if isinstance(value, Mapping) else value
+    return result
+
+
+def dump_yaml(values: Mapping[str, Any]) -> str:
+    """Write a configuration as YAML, in the order of its keys."""
+    return yaml.safe_dump(dict(values), sort_keys=False, default_flow_style=False, allow_unicode=True)
+
+
+def _overlay(below: Mapping[Any, Any], above: Mapping[Any, Any]) -> Layer:
+    result = dict(below)
+    for key, value in above.items():
+        both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
+        result[key] = {**result[key], **value} if both else value
+    return result
+
+
+def _chooses_anew(section: Any, below: Mapping[Any, Any], above: Mapping[Any, Any]) -> bool:
+    if section not in ("method", "optimizer") or "name" not in above or "name" not in below:
+        return False
+    first, second = (str(layer["name"]).replace("-", "_").lower() for layer in (below, above))
+    return first != second
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
