@@ -55,8 +55,16 @@ class AdaptedClassifier(nn.Module):
     def features(self, images: Tensor, stem: Tensor | None = None) -> Tensor:
         """Return features (B, D); ``stem`` may be given if it is known already."""
         attended, mixed = self.stem(images) if stem is None else stem
-        tokens = mixed + self.adapters[0](attended)
-        return pool(self.backbone, run_blocks(self.backbone, tokens, 1, adapters=list(self.adapters)))
+        adapters, last = list(self.adapters), vit_of(self.backbone).blocks[-1]
+        tokens = run_blocks(self.backbone, mixed + adapters[0](attended), 1, -1, adapters=adapters)
+        attended = attend(last, tokens, num_queries=self._num_read)
+        return pool(self.backbone, mix(last, attended) + adapters[-1](attended))
+
+    @property
+    def _num_read(self) -> int | None:
+        """Tokens of the last block that the pool reads: of a class token's block, the others need not be computed."""
+        vit = vit_of(self.backbone)
+        return 1 if vit.global_pool == "token" and vit.attn_pool is None else None
 
     def forward(self, images: Tensor, stem: Tensor | None = None) -> Tensor:
         """Return logits (B, num_classes)."""
