@@ -55,7 +55,8 @@ def parse_section(cls: type[Any], values: object, path: str) -> Any:
     hints = _hints(cls)  # type: ignore[arg-type]  # mypy doubts that classes hash
     for key in section:
         if key not in hints:
-            raise ConfigError(f"Unknown key '{path}.{key}'.{suggest(key, list(hints))} Known: {', '.join(hints)}.")
+            nearest = suggest(key, list(hints))
+            raise ConfigError(f"Unknown key {quote(f'{path}.{key}')}.{nearest} Known: {', '.join(hints) or 'none'}.")
     typed = {key: _as_typed(value, hints[key], f"{path}.{key}") for key, value in section.items()}
     try:
         parsed = _adapter(cls).validate_python(typed)  # type: ignore[arg-type]

@@ -1,5 +1,14 @@
 """Metrics of a continual learner: everything that is said about accuracy follows from one matrix of counts."""
 
 from cflat.metrics.accuracy import METRICS, AccuracyMatrix, Metric
+from cflat.metrics.paired import PairedDifference, Spread, paired_difference, spread
 
-__all__ = ["METRICS", "AccuracyMatrix", "Metric"]
+__all__ = [
+    "METRICS",
+    "AccuracyMatrix",
+    "Metric",
+    "PairedDifference",
+    "Spread",
+    "paired_difference",
+    "spread",
+]

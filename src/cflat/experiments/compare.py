@@ -1,0 +1,189 @@
+"""Compare optimizers on one method and dataset over several seeds; finished runs are reused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from cflat._errors import ConfigError, DataError
+from cflat._files import write_atomic
+from cflat.experiments.config import RunConfig
+from cflat.experiments.documents import merge
+from cflat.experiments.presets import resolve_config
+from cflat.experiments.results import RunFolder, RunSummary
+from cflat.experiments.run import run
+from cflat.metrics import PairedDifference, Spread, paired_difference, spread
+from cflat.optim import optimizer_settings
+from cflat.train import Observer
+
+__all__ = ["Comparison", "Executor", "Job", "Row", "SerialExecutor", "compare", "plan_jobs"]
+
+ACCURACIES = ("avg", "last", "forgetting")
+COLUMNS = (*ACCURACIES, "images_per_second", "evaluations_per_step")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a comparison or sweep."""
+
+    config: RunConfig
+    out: Path
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether its result is there already, from the same configuration.
+
+        Raises:
+            DataError: If the folder holds another run.
+        """
+        folder = RunFolder(self.out)
+        if not folder.config_file.is_file():
+            return False
+        if folder.load_config() != self.config:
+            raise DataError(f"{str(self.out)!r} holds a run with another configuration; choose another --out.")
+        return folder.is_finished
+
+
+class Executor(Protocol):
+    """Where jobs are carried out; results come back through the run directories."""
+
+    def __call__(self, jobs: Sequence[Job]) -> Iterator[Job]:
+        """Carry out all jobs, and yield each when its result is there."""
+        ...
+
+
+@dataclass(frozen=True)
+class SerialExecutor:
+    """One job after the other, in this process."""
+
+    observe: Callable[[Job], Sequence[Observer]] = lambda job: ()
+    """Makes the observers of a job."""
+    should_stop: Callable[[], bool] = lambda: False
+
+    def __call__(self, jobs: Sequence[Job]) -> Iterator[Job]:
+        """Carry out the jobs in order; one that was interrupted goes on from its checkpoint."""
+        for job in jobs:
+            is_begun = RunFolder(job.out).config_file.is_file()
+            run(job.config, job.out, resume=is_begun, observers=self.observe(job), should_stop=self.should_stop)
+            yield job
+
+
+@dataclass(frozen=True)
+class Row:
+    """One optimizer: its numbers over the seeds, and how it differs from the first optimizer."""
+
+    optimizer: str
+    summaries: tuple[RunSummary, ...]
+    """One for each seed."""
+    spreads: Mapping[str, Spread]
+    differences: Mapping[str, PairedDifference]
+    """Seed by seed, to the first optimizer; empty for the first."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Optimizers side by side."""
+
+    method: str
+    data: str
+    seeds: tuple[int, ...]
+    rows: tuple[Row, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the content of ``comparison.json``."""
+        return {
+            "method": self.method,
+            "data": self.data,
+            "seeds": list(self.seeds),
+            "reference": self.rows[0].optimizer,
+            "rows": [
+                {
+                    "optimizer": row.optimizer,
+                    **{name: _plain(value) for name, value in row.spreads.items()},
+                    "differences": {name: _plain(value) for name, value in row.differences.items()},
+                }
+                for row in self.rows
+            ],
+        }
+
+
+def compare(
+    chosen: Mapping[str, Any],
+    optimizers: Sequence[str],
+    seeds: Sequence[int],
+    out: str | Path,
+    executor: Executor | None = None,
+) -> Comparison:
+    """Run every optimizer with every seed and set the results side by side.
+
+    Args:
+        chosen: What all runs share, as for `resolve_config`; settings under ``optimizer`` go to those that have them.
+        optimizers: Names; differences are to the first.
+        seeds: Seeds.
+        out: Folder of the run directories; those that are finished are only read.
+        executor: Where to run; by default here, one after the other.
+    """
+    jobs = plan_jobs(chosen, optimizers, seeds, Path(out))
+    pending = [job for job in jobs if not job.is_finished]
+    for _ in (executor or SerialExecutor())(pending):
+        pass
+    comparison = summarise([RunFolder(job.out).load_summary() for job in jobs])
+    write_atomic(Path(out) / "comparison.json", json.dumps(comparison.to_dict(), indent=2) + "\n")
+    return comparison
+
+
+def plan_jobs(chosen: Mapping[str, Any], optimizers: Sequence[str], seeds: Sequence[int], out: Path) -> list[Job]:
+    """Return one job for each optimizer and seed; every configuration is checked before any run begins.
+
+    Raises:
+        ConfigError: If names or seeds are missing or doubled, or a configuration is wrong.
+    """
+    for what, given in (("optimizers", optimizers), ("seeds", seeds)):
+        if not given or len(set(given)) < len(given):
+            raise ConfigError(f"{what} must be given once each, separated by commas, got {list(given)!r}.")
+    jobs = []
+    for name in optimizers:
+        for seed in seeds:
+            config = resolve_config(merge(chosen, {"optimizer": _own_settings(chosen, name), "seed": seed}))
+            jobs.append(Job(config, out / f"{config.optimizer.name}-seed{seed}"))
+    return jobs
+
+
+def summarise(summaries: Iterable[RunSummary]) -> Comparison:
+    """Set finished runs side by side, in the order in which their optimizers appear."""
+    by_optimizer: dict[str, list[RunSummary]] = {}
+    for summary in summaries:
+        by_optimizer.setdefault(summary.config.optimizer.name, []).append(summary)
+    reference = next(iter(by_optimizer.values()))
+    rows = []
+    for name, members in by_optimizer.items():
+        columns = {column: [member.value(column) for member in members] for column in COLUMNS}
+        differences = {
+            column: paired_difference(columns[column], [other.value(column) for other in reference])
+            for column in ACCURACIES
+            if members is not reference
+        }
+        spreads = {column: spread(values) for column, values in columns.items()}
+        rows.append(Row(name, tuple(members), spreads, differences))
+    first = reference[0].config
+    seeds = tuple(member.config.seed for member in reference)
+    return Comparison(first.method.name, first.data.name, seeds, tuple(rows))
+
+
+def _own_settings(chosen: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return the shared optimizer settings that ``name`` has; ``none`` has no radius to set."""
+    shared = chosen.get("optimizer") or {}
+    if not isinstance(shared, Mapping):
+        raise ConfigError(f"optimizer must hold settings that the compared optimizers share, got {shared!r}.")
+    try:
+        known = optimizer_settings(name)
+    except ValueError as error:
+        raise ConfigError(f"optimizers: {error}") from None
+    return {"name": name, **{key: value for key, value in shared.items() if key in known}}
+
+
+def _plain(value: Spread | PairedDifference) -> dict[str, Any]:
+    return {key: None if member != member else member for key, member in asdict(value).items()}

@@ -1,0 +1,75 @@
+"""Where a run took place: versions, machine, source; no names of hosts, users or folders."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import cflat
+
+__all__ = ["describe_environment", "package_versions"]
+
+PACKAGES = ("torch", "torchvision", "timm", "lightning-fabric", "numpy", "scipy", "scikit-learn", "pydantic")
+
+
+def describe_environment() -> dict[str, Any]:
+    """Return what somebody needs to know who wants the same numbers."""
+    return {
+        "cflat": cflat.__version__,
+        "source": _source(),
+        "python": platform.python_version(),
+        "packages": package_versions(),
+        "system": platform.system(),
+        "machine": platform.machine(),
+        "cpus": os.cpu_count(),
+        "memory_bytes": _memory_bytes(),
+        "torch_threads": torch.get_num_threads(),
+        "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
+        "cuda": torch.version.cuda if torch.cuda.is_available() else None,
+    }
+
+
+def package_versions() -> dict[str, str | None]:
+    """Return the installed version of each package that can change a result."""
+    return {name: _version(name) for name in PACKAGES}
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _memory_bytes() -> int | None:
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):  # not on Windows
+        return None
+
+
+def _source() -> dict[str, Any] | None:
+    """Return the commit of the checkout that cflat is imported from, if it is one."""
+    root = Path(cflat.__file__).resolve().parents[2]
+    if not (root / ".git").exists():
+        return None
+    commit = _git(root, "rev-parse", "HEAD")
+    return (
+        None if commit is None else {"commit": commit, "is_modified": bool(_git(root, "status", "--porcelain", "-uno"))}
+    )
+
+
+def _git(root: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=10, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()

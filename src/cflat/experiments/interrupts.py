@@ -1,0 +1,51 @@
+"""SIGINT and SIGTERM as a question that the trainer asks after every step."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType, TracebackType
+
+__all__ = ["StopRequest"]
+
+
+class StopRequest:
+    """Remember the first SIGINT or SIGTERM instead of dying of it; a second one ends the process as usual.
+
+    >>> with StopRequest() as stop:
+    ...     stop()
+    False
+    """
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+        self._previous: dict[int, object] = {}
+
+    def __call__(self) -> bool:
+        """Whether to stop."""
+        return self.signal is not None
+
+    @property
+    def exit_code(self) -> int:
+        """The code by which shells tell that a process ended on a signal."""
+        return 128 + (self.signal or 0)
+
+    def __enter__(self) -> StopRequest:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._previous[number] = signal.signal(number, self._remember)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._restore()
+
+    def _remember(self, number: int, frame: FrameType | None) -> None:
+        self.signal = number
+        self._restore()
+
+    def _restore(self) -> None:
+        while self._previous:
+            number, handler = self._previous.popitem()
+            signal.signal(number, handler)  # type: ignore[arg-type]

@@ -1,0 +1,62 @@
+"""Spread over seeds, and differences between two ways that share their seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+__all__ = ["PairedDifference", "Spread", "paired_difference", "spread"]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean and standard deviation (n - 1) of a number over seeds; the deviation of one seed is NaN."""
+
+    mean: float
+    std: float
+    n: int
+
+
+@dataclass(frozen=True)
+class PairedDifference:
+    """Mean and standard deviation of the differences seed by seed, and the p-value of the paired t-test.
+
+    ``p`` is NaN for fewer than two pairs, or if all differences are equal: the test says nothing then.
+    """
+
+    mean: float
+    std: float
+    p: float
+    n: int
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Return the spread of a number over seeds.
+
+    >>> spread([1.0, 2.0, 3.0])
+    Spread(mean=2.0, std=1.0, n=3)
+    """
+    array = np.asarray(values, dtype=np.float64)
+    std = float(array.std(ddof=1)) if len(array) > 1 else float("nan")
+    return Spread(float(array.mean()) if len(array) else float("nan"), std, len(array))
+
+
+def paired_difference(values: Sequence[float], reference: Sequence[float]) -> PairedDifference:
+    """Return how ``values`` differ from ``reference``, pair by pair; the two-sided paired t-test gives ``p``.
+
+    >>> paired_difference([2.0, 4.0], [1.0, 2.0]).mean
+    1.5
+    """
+    if len(values) != len(reference):
+        raise ValueError(f"Pairs need two lists of one length, got {len(values)} and {len(reference)}.")
+    differences = np.subtract(values, reference, dtype=np.float64)
+    found = spread(differences.tolist())
+    mean, std, n = found.mean, found.std, found.n
+    # Differences that are equal but for rounding have no spread to test against.
+    if n < 2 or not std > 1e-12 * max(1.0, abs(mean)):
+        return PairedDifference(mean, std, float("nan"), n)
+    from scipy.stats import ttest_1samp
+
+    return PairedDifference(mean, std, float(ttest_1samp(differences, 0.0).pvalue), n)
