@@ -156,6 +156,16 @@ def test_weights_that_do_not_fit_name_the_keys(tmp_path: Path) -> None:
         create_backbone("resnet32", weights=path)
 
 
+def test_position_embeddings_are_resampled_for_other_sizes(tmp_path: Path) -> None:
+    small = create_backbone("vit_tiny", image_size=32).model
+    path = tmp_path / "weights.pt"
+    torch.save(small.state_dict(), path)
+    positions = create_backbone("vit_tiny", image_size=64, weights=path).model.pos_embed
+    assert positions.shape == (1, 17, 192)
+    assert torch.equal(positions[:, 0], small.pos_embed[:, 0])
+    torch.testing.assert_close(positions[:, 1:].mean(1), small.pos_embed[:, 1:].mean(1), atol=1e-3, rtol=0)
+
+
 def test_other_patch_sizes_are_refused_rather_than_resampled(tmp_path: Path) -> None:
     path = tmp_path / "weights.pt"
     torch.save(create_backbone("vit_smoke", image_size=8).model.state_dict(), path)
@@ -177,23 +187,32 @@ def test_a_failed_load_leaves_no_half_loaded_model_behind(tmp_path: Path) -> Non
 
 
 class _Payload:
-    """Something that only an unsafe unpickler would build."""
+    """Writes a file when an unsafe unpickler builds it."""
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self) -> tuple:
+        return Path.write_text, (self.target, "executed")
 
 
 @pytest.mark.parametrize("kind", ["absent", "garbage", "pickle", "list", "truncated"])
-def test_unreadable_files_are_named(tmp_path: Path, kind: str) -> None:
+def test_unreadable_files_are_named_and_never_executed(tmp_path: Path, kind: str) -> None:
     path = tmp_path / ("weights.safetensors" if kind == "truncated" else "weights.pt")
+    target = tmp_path / "target"
     if kind == "garbage":
         path.write_bytes(b"not weights")
     elif kind == "pickle":
-        torch.save({"weight": _Payload()}, path)
+        torch.save({**create_backbone("small_cnn").model.state_dict(), "fc.weight": _Payload(target)}, path)
     elif kind == "list":
         torch.save([torch.zeros(1)], path)
     elif kind == "truncated":
         save_file(create_backbone("small_cnn").model.state_dict(), path)
         path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(DataError, match=str(path)):
+    message = f"No weights file at {path}" if kind == "absent" else f"weights file {path} cannot be read"
+    with pytest.raises(DataError, match=message):
         create_backbone("small_cnn", weights=path)
+    assert not target.exists()
 
 
 @pytest.mark.parametrize("image_size", [112, 224])

@@ -133,11 +133,12 @@ def test_transport_plan_has_uniform_marginals(num_new: int, num_old: int) -> Non
 
 
 def test_transport_finds_matching_classes_far_apart() -> None:
-    # Distances of hundreds against a regularization of 0.02: plain Sinkhorn underflows here.
-    old_means = 100 * torch.eye(4)
+    # Every distance is at least 50, against a regularization of 0.02: outside the log domain all underflows.
+    old_means = 100 * torch.eye(4, 5)
     order = torch.tensor([2, 0, 3, 1])
+    new_means = old_means[order] + 50 * torch.eye(5)[4]
     new_rows = torch.randn(4, 4)
-    moved = transport_rows(torch.zeros(4, 4), new_rows, old_means, old_means[order], ratio=1.0)
+    moved = transport_rows(torch.zeros(4, 4), new_rows, old_means, new_means, ratio=1.0)
     torch.testing.assert_close(moved[order], new_rows, atol=1e-5, rtol=0)
 
 
