@@ -6,7 +6,8 @@
 Time is t_step / (evaluations * t_pass), where t_pass is a plain forward and backward pass measured in the same round:
 1.00 means that a step costs its evaluations and nothing else. All candidates are interleaved in every round, one
 thread, CPU time, so that the ratio survives a noisy machine; read the quartiles. Calls, synchronisations and buffers
-are counted, not timed. Peers (`pip install pytorch-optimizer; pip install --no-deps infty scipy tqdm`) are left out if absent.
+are counted, not timed. Peers are left out if absent: `pip install pytorch-optimizer scipy tqdm` and
+`pip install --no-deps infty`.
 """
 
 from __future__ import annotations
@@ -339,7 +340,7 @@ def measure(bench: Bench, chosen: list[Candidate], rounds: int) -> dict[str, dic
             seconds = sum(_cpu_seconds(running.step) for _ in range(steps))
             ratios[running.candidate.name].append((seconds, running.evaluations))
         pass_seconds = statistics.median(passes)
-        for name, entries in ratios.items():
+        for entries in ratios.values():
             if isinstance(entries[-1], tuple):
                 seconds, evaluations = entries[-1]
                 entries[-1] = seconds / (evaluations * pass_seconds)

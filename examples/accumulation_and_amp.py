@@ -1,6 +1,6 @@
 """The second door: the evaluations of a step as a loop, for gradient accumulation, mixed precision, foreign trainers.
 
-    python examples/accumulation_and_amp.py
+python examples/accumulation_and_amp.py
 """
 
 import torch

@@ -1,6 +1,6 @@
 """Flatter minima in an existing loop: wrap the optimizer, hand it a closure. Needs torch alone.
 
-    python examples/bare_loop.py
+python examples/bare_loop.py
 """
 
 import torch

@@ -41,4 +41,5 @@ def closure():
 
 
 losses = [optimizer.step(closure).item() for _ in range(20)]
-print(f"{optimizer}: loss {losses[0]:.3f} -> {losses[-1]:.3f}, {optimizer.telemetry.evaluations_per_step} evaluations/step")
+cost = optimizer.telemetry.evaluations_per_step
+print(f"{optimizer}: loss {losses[0]:.3f} -> {losses[-1]:.3f}, {cost} evaluations/step")

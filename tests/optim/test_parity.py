@@ -25,9 +25,8 @@ from cases import (
 )
 from reference import REFERENCES, ReferenceTrainer
 
-NUM_STEPS, NUM_TASKS = 120, 3
+NUM_TASKS = 3
 TOLERANCE = 1e-10
-ALL = [*OPTIMIZERS, *VARIANTS]
 
 
 def two_of_three(step: int) -> float:
@@ -65,19 +64,20 @@ def make_pair(row: Case, problem: Problem, base: str, dtype=torch.float64):
 
 
 @pytest.mark.parametrize(
-    ("row", "problem", "base", "door"),
+    ("row", "problem", "base", "door", "num_steps"),
     [
-        *[pytest.param(row, MLP, "sgd", "closure", id=f"{row}-mlp-sgd") for row in ALL],
-        *[pytest.param(row, MLP, "adam", "passes", id=f"{row}-mlp-adam") for row in OPTIMIZERS],
-        *[pytest.param(row, CONV, "groups", "closure", id=f"{row}-conv-groups") for row in OPTIMIZERS],
-        *[pytest.param(row, CONV, "adam", "passes", id=f"{row}-conv-adam") for row in TURBO_VARIANTS[:2]],
+        *[pytest.param(row, MLP, "sgd", "closure", 120, id=f"{row}-mlp-sgd") for row in OPTIMIZERS],
+        *[pytest.param(row, MLP, "adam", "passes", 120, id=f"{row}-mlp-adam") for row in OPTIMIZERS],
+        *[pytest.param(row, CONV, "groups", "closure", 120, id=f"{row}-conv-groups") for row in OPTIMIZERS],
+        *[pytest.param(row, MLP, "groups", "passes", 60, id=f"{row}-mlp-groups") for row in VARIANTS],
+        *[pytest.param(row, CONV, "adam", "passes", 60, id=f"{row}-conv-adam") for row in TURBO_VARIANTS[:2]],
     ],
 )
-def test_equals_the_reference_across_tasks(row: Case, problem: Problem, base: str, door: str) -> None:
+def test_equals_the_reference_across_tasks(row: Case, problem: Problem, base: str, door: str, num_steps: int) -> None:
     model, optimizer, copy, trainer = make_pair(row, problem, base)
-    for step in range(NUM_STEPS):
-        if step % (NUM_STEPS // NUM_TASKS) == 0:
-            task = step * NUM_TASKS // NUM_STEPS
+    for step in range(num_steps):
+        if step % (num_steps // NUM_TASKS) == 0:
+            task = step * NUM_TASKS // num_steps
             optimizer.start_task(task, num_tasks=NUM_TASKS)
             trainer.algorithm.start_task(task, NUM_TASKS)
         batch = problem.batch(step)
@@ -115,14 +115,14 @@ def test_equals_the_reference_with_a_radius_tied_to_the_learning_rate(name: str)
 
 
 def check_schedule(row: Case, schedule, formula) -> None:
-    """Compare the two over 60 steps of a learning rate that falls, the radius coming from schedule and formula."""
+    """Compare the two over 30 steps of a learning rate that falls, the radius coming from schedule and formula."""
     model, copy = MLP.model(), MLP.model()
     base, twin = BASES["sgd"](model), BASES["sgd"](copy)
     optimizer = row.make(base, model=model, rho=schedule)
     trainer = ReferenceTrainer(copy, twin, REFERENCES[row.name](**{**row.settings, "rho": formula}), loss_of)
-    rates = [torch.optim.lr_scheduler.CosineAnnealingLR(o, 60, eta_min=0.01) for o in (optimizer, twin)]
+    rates = [torch.optim.lr_scheduler.CosineAnnealingLR(o, 30, eta_min=0.01) for o in (optimizer, twin)]
     radii = set()
-    for step in range(60):
+    for step in range(30):
         batch = MLP.batch(step)
         optimizer.step(closure_of(model, batch))
         trainer.step(batch)
@@ -131,25 +131,25 @@ def check_schedule(row: Case, schedule, formula) -> None:
         assert gap(model, copy) < TOLERANCE
         for rate in rates:
             rate.step()
-    assert len(radii) == 60
+    assert len(radii) == 30
 
 
-@pytest.mark.parametrize("row", ALL, ids=str)
+@pytest.mark.parametrize("row", [*OPTIMIZERS, TURBO_VARIANTS[0]], ids=str)
 def test_float32_stays_near_the_float64_reference(row: Case) -> None:
     model, optimizer, copy, trainer = make_pair(row, CONV, "sgd", torch.float32)
-    for step in range(12):
+    for step in range(10):
         log = take_step(optimizer, model, CONV.batch(step, torch.float32), "closure")
         assert trainer.step(CONV.batch(step)) == len(log)
     assert 0 < gap(model, copy) < 2e-4
 
 
-@pytest.mark.parametrize("row", ALL, ids=str)
+@pytest.mark.parametrize("row", [*OPTIMIZERS, TURBO_VARIANTS[0]], ids=str)
 def test_both_doors_give_the_same_bits(row: Case) -> None:
     weights = []
     for door in ("closure", "passes"):
         model = CONV.model(torch.float32)
         optimizer = row.make(BASES["groups"](model), model=model)
-        for step in range(12):
+        for step in range(10):
             take_step(optimizer, model, CONV.batch(step, torch.float32), door)
         weights.append(flat_weights(model))
     assert torch.equal(*weights)

@@ -11,6 +11,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+from cflat.optim._vectors import clone_all
+
 __all__ = ["BufferGuard", "RandomGuard"]
 
 
@@ -114,10 +116,10 @@ class _Snapshot:
     def take(self, module: nn.Module) -> None:
         self._slots = [(owner, *item) for owner in module.modules() for item in owner._buffers.items()]
         buffers = [buffer for _, _, buffer in self._slots if buffer is not None]
-        if not _can_hold(self._copies, buffers):
-            self._copies = [torch.empty_like(buffer) for buffer in buffers]
         self._buffers = buffers
-        if buffers:
+        if not _can_hold(self._copies, buffers):
+            self._copies = clone_all(buffers)
+        elif buffers:
             torch._foreach_copy_(self._copies, buffers)
 
     def put_back(self) -> None:

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from cflat.optim._vectors import Vector, as_real
+from cflat.optim._sharding import sharding_of
+from cflat.optim._vectors import Vector
+from cflat.optim._weights import data_of
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -52,8 +54,9 @@ class DirectionMemory:
         The result shares the memory's storage, so that in-place updates are remembered, and keeps its norm from one
         call to the next while the parameters stay the same.
         """
-        covered = sum(t.numel() for p, t in zip(params, like.tensors, strict=True) if self._part(p, t) is not None)
-        return self.recall_or_zero(params, like) if covered >= _ENOUGH * like.numel else None
+        covered = sum(p.numel() for p, t in zip(params, like.tensors, strict=True) if self._part(p, t) is not None)
+        is_enough = covered >= _ENOUGH * sum(param.numel() for param in params)
+        return self.recall_or_zero(params, like) if is_enough else None
 
     def recall_or_zero(self, params: Sequence[Tensor], like: Vector) -> Vector:
         """Return the remembered vector for ``params``, with zeros for what was never remembered."""
@@ -68,7 +71,7 @@ class DirectionMemory:
     def known(self, weights: Weights) -> tuple[list[Tensor], Vector]:
         """Return those of the optimizer's parameters that are remembered and trainable, and their vector."""
         trainable = [param for param in weights.candidates if param.requires_grad]
-        parts = {param: self._part(param, as_real(param.detach())) for param in trainable}
+        parts = {param: self._part(param, data_of(param)) for param in trainable}
         known = {param: part for param, part in parts.items() if part is not None}
         return list(known), self._view(list(known), list(known.values()), weights.group)
 
@@ -93,7 +96,10 @@ class DirectionMemory:
     def load(self, params: Sequence[Tensor], state: dict[str, Any]) -> None:
         """Take over what `state` returned, moved to the parameters' devices."""
         tensors = {params[i]: t.detach().to(params[i].device, copy=True) for i, t in state["tensors"].items()}
-        self.store(list(tensors), Vector(list(tensors.values()), norm=state["norm"]))
+        self._restore(list(tensors), list(tensors.values()), state["norm"])
+
+    def _restore(self, params: list[Tensor], tensors: list[Tensor], norm: float | None) -> None:
+        self.store(params, Vector(tensors, norm=norm, sharding=sharding_of(params)))
 
     def _part(self, param: Tensor, like: Tensor) -> Tensor | None:
         part = self._tensors.get(param)
@@ -102,7 +108,7 @@ class DirectionMemory:
     def _view(self, params: Sequence[Tensor], tensors: list[Tensor], group: ProcessGroup | None) -> Vector:
         """Return the vector of these tensors: the last one, with what is known about it, if it is the same."""
         if self._last is None or not (_same(params, self._last[0]) and _same(tensors, self._last[1].tensors)):
-            self._last = (list(params), Vector(tensors))
+            self._last = (list(params), Vector(tensors, sharding=sharding_of(params)))
         self._last[1].group = group
         return self._last[1]
 
@@ -116,7 +122,7 @@ class DirectionMemory:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__()  # type: ignore[misc]
-        self.store(state["params"], Vector(state["tensors"], norm=state["norm"]))
+        self._restore(state["params"], state["tensors"], state["norm"])
 
 
 def _same(left: Sequence[Tensor], right: Sequence[Tensor]) -> bool:

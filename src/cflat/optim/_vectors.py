@@ -2,8 +2,8 @@
 
 A `Vector` is one point or direction in the space of the parameters that take part in a step. It is stored as the
 list of tensors that autograd produced, so nothing is flattened or copied, and every operation is one multi-tensor
-call (`torch._foreach_*`) whatever the number of tensors. Complex tensors enter as their real view and sparse ones
-densified (`as_real`), so the algebra below needs no special case.
+call (`torch._foreach_*`) whatever the number of tensors. Complex tensors enter as their real view, sparse ones
+densified (`as_real`) and DTensors as this rank's shard, so the algebra below needs no special case.
 
 Norms are accumulated in at least float32, and the host reads each of them once: `read` fetches any number of
 device scalars with a single synchronisation, agrees on them with the other ranks, and raises `NonFiniteError` if
@@ -22,7 +22,9 @@ from torch import Tensor
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["EPS", "NonFiniteError", "Vector", "as_real", "dot", "read"]
+    from cflat.optim._sharding import Sharding
+
+__all__ = ["EPS", "NonFiniteError", "Vector", "as_real", "clone_all", "dot", "read"]
 
 EPS = 1e-12
 """Added to a norm before dividing by it, so that the unit vector of zero is zero."""
@@ -42,13 +44,21 @@ class Vector:
         tensors: Real, dense tensors, one for each parameter that takes part in the step.
         group: The ranks that must agree on what is read from this vector; None means this process alone.
         norm: The Euclidean norm, if it is known already.
+        sharding: How the tensors are spread over ranks, if they are shards.
     """
 
-    __slots__ = ("_agreed", "_norm", "group", "is_finite", "tensors")
+    __slots__ = ("_agreed", "_norm", "group", "is_finite", "sharding", "tensors")
 
-    def __init__(self, tensors: Sequence[Tensor], group: ProcessGroup | None = None, norm: float | None = None) -> None:
+    def __init__(
+        self,
+        tensors: Sequence[Tensor],
+        group: ProcessGroup | None = None,
+        norm: float | None = None,
+        sharding: Sharding | None = None,
+    ) -> None:
         self.tensors = list(tensors)
         self.group = group
+        self.sharding = sharding
         self._norm = norm
         self._agreed = norm if group is None else None
         self.is_finite = norm is not None
@@ -85,7 +95,7 @@ class Vector:
 
     def clone(self) -> Vector:
         """Return a copy in memory of its own."""
-        return self._new(_clone(self.tensors), self._norm)
+        return self._new(clone_all(self.tensors), self._norm)
 
     def scaled(self, alpha: float) -> Vector:
         """Return ``alpha * self`` in new memory."""
@@ -151,11 +161,14 @@ class Vector:
     def sq_norm(self) -> Tensor:
         """Return the squared norm as a scalar on the device, without synchronising."""
         dtype = _accumulator(self.tensors)
-        norms = torch._foreach_norm(self.tensors, 2, dtype=dtype)
-        return _total(torch.linalg.vector_norm(_stack(norms))).square()
+        norms = _stack(torch._foreach_norm(self.tensors, 2, dtype=dtype))
+        if self.sharding is not None:
+            return self.sharding.total(norms.square())
+        total: Tensor = torch.linalg.vector_norm(norms)
+        return total.square()
 
     def _new(self, tensors: Sequence[Tensor], norm: float | None) -> Vector:
-        return Vector(tensors, self.group, norm)
+        return Vector(tensors, self.group, norm, self.sharding)
 
     def _changed(self, other: Vector) -> Vector:
         """Forget the norm; a sum of finite vectors is taken to be finite."""
@@ -192,7 +205,14 @@ def dot(left: Vector, right: Vector) -> Tensor:
         products = [a.to(dtype) * b.to(dtype) for a, b in zip(left.tensors, right.tensors, strict=True)]
     else:
         products = list(torch._foreach_mul(left.tensors, right.tensors))
-    return _total(_stack([product.sum(dtype=dtype) for product in products]).sum())
+    sums = _stack([product.sum(dtype=dtype) for product in products])
+    return sums.sum() if left.sharding is None else left.sharding.total(sums)
+
+
+def clone_all(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Copy all tensors, in one call where torch has one."""
+    clone = getattr(torch, "_foreach_clone", None)
+    return [tensor.clone() for tensor in tensors] if clone is None or not tensors else list(clone(tensors))
 
 
 def as_real(tensor: Tensor) -> Tensor:
@@ -200,13 +220,6 @@ def as_real(tensor: Tensor) -> Tensor:
     if tensor.layout is not torch.strided:
         tensor = tensor.to_dense()
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
-
-
-def _clone(tensors: list[Tensor]) -> Sequence[Tensor]:
-    """Copy all tensors in one call; before torch had one, a product with 1 is the exact copy."""
-    clone = getattr(torch, "_foreach_clone", None)
-    copies: Sequence[Tensor] = clone(tensors) if clone is not None else torch._foreach_mul(tensors, 1.0)
-    return copies
 
 
 def _times(norm: float | None, alpha: float) -> float | None:
@@ -232,11 +245,6 @@ def _stack(scalars: Sequence[Tensor]) -> Tensor:
         dtype = max((scalar.dtype for scalar in scalars), key=lambda dtype: dtype.itemsize)
         scalars = [scalar.to(first.device, dtype) for scalar in scalars]
     return torch.stack(list(scalars))
-
-
-def _total(scalar: Tensor) -> Tensor:
-    """Complete a reduction over the shards of a DTensor (FSDP, tensor parallel)."""
-    return scalar.full_tensor() if hasattr(scalar, "full_tensor") else scalar
 
 
 def _with_average(values: Tensor, group: ProcessGroup | None) -> tuple[list[float], list[float]]:

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from cflat.optim._sharding import Sharding, is_sharded, like_parameter, local_part, sharding_of
 from cflat.optim._vectors import EPS, Vector, as_real
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["Weights"]
+__all__ = ["Weights", "data_of"]
 
 
 class Weights:
@@ -33,6 +34,7 @@ class Weights:
         self.group = group
         self.params: list[Tensor] = []
         self._data: list[Tensor] = []
+        self._sharding: Sharding | None = None
         self._theta: Vector | None = None
         self._is_sparse: list[bool] | None = None
 
@@ -54,12 +56,13 @@ class Weights:
 
     def values(self) -> Vector:
         """Return the present weights as a vector that shares their storage."""
-        return Vector(self._data, self.group)
+        return Vector(self._data, self.group, sharding=self._sharding)
 
     def choose(self, params: Sequence[Tensor]) -> None:
         """Name the parameters to move before there is a gradient."""
         self.params = list(params)
-        self._data = [as_real(param.detach()) if param.is_complex() else param for param in params]
+        self._data = [data_of(param) for param in params]
+        self._sharding = sharding_of(params)
 
     def collect(self, scale: float = 1.0) -> Vector:
         """Take the gradient out of the parameters and divide it by the loss scale; empty if there is none."""
@@ -70,7 +73,7 @@ class Weights:
             self.choose(active)
         if not self.params:
             return Vector([], norm=0.0)
-        gradient = Vector([_take_gradient(param) for param in self.params], self.group)
+        gradient = Vector([_take_gradient(param) for param in self.params], self.group, sharding=self._sharding)
         self.clear_gradients()
         return gradient if scale == 1.0 else gradient.scale_(1.0 / scale)
 
@@ -78,7 +81,7 @@ class Weights:
         """Write the direction of descent into the gradients, in the layout in which they came."""
         for param, tensor, sparse in zip(self.params, direction.tensors, self._is_sparse or [], strict=True):
             gradient = torch.view_as_complex(tensor) if param.is_complex() else tensor
-            param.grad = gradient.to_sparse(1) if sparse else gradient
+            param.grad = gradient.to_sparse(1) if sparse else like_parameter(gradient, param)
 
     def clear_gradients(self) -> None:
         """Drop all gradients of the optimizer's parameters."""
@@ -92,12 +95,18 @@ class Weights:
             self._theta = None
 
 
+def data_of(param: Tensor) -> Tensor:
+    """Return the values as a dense real tensor that shares the parameter's memory."""
+    is_plain = not param.is_complex() and not is_sharded(param)
+    return param if is_plain else as_real(local_part(param.detach(), param))
+
+
 def _take_gradient(param: Tensor) -> Tensor:
     """Return the gradient as a dense real tensor that nobody else will overwrite."""
     gradient = param.grad
     if gradient is None:
-        return torch.zeros_like(as_real(param.detach()))
+        return torch.zeros_like(data_of(param))
     # A view (DDP's gradient buckets) is refilled by the next backward pass, so it cannot be kept as it is.
     if gradient._is_view():
         gradient = gradient.clone()
-    return as_real(gradient.detach() if gradient.requires_grad else gradient)
+    return as_real(local_part(gradient.detach() if gradient.requires_grad else gradient, param))
