@@ -63,14 +63,3 @@ def test_without_adapters_the_backbone_is_used_as_it_is():
     images = torch.rand(2, 3, 8, 8)
     assert result.cost["steps"] == 0
     torch.testing.assert_close(method.network.eval().features(images), method.network.backbone(images))
-
-
-def test_half_precision_features_are_solved_in_full_precision():
-    stream = uneven_stream()
-    method = trained(stream, RanPACConfig(num_projections=40))
-    batch = images_of(whole_task().test)
-    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
-        scores = method.predict(batch)["logits"]
-        features = method.network.features(batch.images).float()
-    assert scores.dtype == torch.float32
-    torch.testing.assert_close(scores, method.ridge(features).detach())

@@ -1,5 +1,6 @@
 """SimpleCIL is the nearest class mean by cosine, and nothing else."""
 
+import pytest
 import torch
 from torch.nn import functional
 
@@ -40,3 +41,18 @@ def test_domains_share_one_mean_per_class():
     tiny_run(whole, stream_of(whole_task(), scenario="domain"))
     assert parts.means.num_classes == 6
     torch.testing.assert_close(parts.means.means, whole.means.means)
+
+
+@pytest.mark.parametrize("name", ["simplecil", "aper", "ranpac", "ease"])
+@torch.no_grad()
+def test_half_precision_networks_are_classified_in_full_precision(name):
+    """Cosines of near classes, and the solution along small eigenvalues, are lost in bfloat16."""
+    stream = uneven_stream()
+    method = tiny_method(name, stream)
+    with torch.enable_grad():
+        tiny_run(method, stream, epochs=1)
+    test = images_of(whole_task().test)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        scores = method.predict(test)["logits"]
+    assert scores.dtype == torch.float32
+    assert len(scores.unique()) > 0.9 * scores.numel()  # a handful of values if anything was rounded on the way

@@ -22,7 +22,7 @@ from cflat.methods._base import Extract, Loss, Method, StreamInfo
 from cflat.methods._catalog import register_method
 from cflat.nn.adapters import forward_adapters
 from cflat.nn.backbone import Backbone
-from cflat.nn.heads import CosineHead
+from cflat.nn.heads import CosineHead, full_precision
 from cflat.nn.surgery import freeze
 from cflat.nn.vit import embed
 
@@ -99,10 +99,8 @@ class EASE(Method):
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
         """Return the reweighted cosines of all seen classes."""
-        features = self.features(batch.images).float()
-        with torch.autocast(features.device.type, enabled=False):  # half precision would tie near classes
-            weights = block_weights(self.prototypes, self.starts, self.config.alpha, self.config.beta)
-            return {"logits": reweighted_cosines(features, self.prototypes, weights)}
+        weights = block_weights(self.prototypes, self.starts, self.config.alpha, self.config.beta)
+        return {"logits": reweighted_cosines(self.features(batch.images), self.prototypes, weights)}
 
     def features(self, images: Tensor) -> Tensor:
         """Return the features under every set of adapters, (B, blocks, D), from one batched pass."""
@@ -149,5 +147,7 @@ def block_weights(prototypes: Tensor, starts: Sequence[int], alpha: float, beta:
 
 def reweighted_cosines(features: Tensor, prototypes: Tensor, weights: Tensor) -> Tensor:
     """Return the weighted sums over blocks of the cosines between features (B, blocks, D) and prototypes, (B, C)."""
-    rows = weights.unsqueeze(2) * functional.normalize(prototypes, dim=2)
-    return functional.normalize(features, dim=2).flatten(1) @ rows.transpose(0, 1).flatten(1).T
+    with full_precision(features):
+        rows = weights.unsqueeze(2) * functional.normalize(prototypes, dim=2)
+        features = functional.normalize(features.to(rows.dtype), dim=2)
+        return features.flatten(1) @ rows.transpose(0, 1).flatten(1).T

@@ -16,7 +16,12 @@ from torch.nn import functional
 from cflat._errors import check
 from cflat.nn._growing import GrowingModule
 
-__all__ = ["CosineHead", "LinearHead", "NearestMeanHead"]
+__all__ = ["CosineHead", "LinearHead", "NearestMeanHead", "full_precision"]
+
+
+def full_precision(tensor: Tensor) -> torch.autocast:
+    """Switch autocast off on the tensor's device: cosines of near classes are equal in half precision."""
+    return torch.autocast(tensor.device.type, enabled=False)
 
 
 class LinearHead(GrowingModule):
@@ -134,8 +139,10 @@ class CosineHead(GrowingModule):
 
     def forward(self, features: Tensor) -> Tensor:
         """Return scaled cosines."""
-        rows = functional.normalize(self.weight, dim=1)
-        return self.sigma * functional.linear(functional.normalize(features, dim=1), rows)
+        with full_precision(features):
+            rows = functional.normalize(self.weight, dim=1)
+            features = functional.normalize(features.to(rows.dtype), dim=1)
+            return self.sigma * functional.linear(features, rows)
 
 
 class NearestMeanHead(GrowingModule):
@@ -205,9 +212,10 @@ class NearestMeanHead(GrowingModule):
     def forward(self, features: Tensor) -> Tensor:
         """Return cosines or minus squared distances."""
         means = self.means
-        features = functional.normalize(features.to(means.dtype), dim=1)
-        if self.metric == "cosine":
-            scores = functional.linear(features, functional.normalize(means, dim=1))
-        else:
-            scores = -torch.cdist(features, means).square()
+        with full_precision(features):
+            features = functional.normalize(features.to(means.dtype), dim=1)
+            if self.metric == "cosine":
+                scores = functional.linear(features, functional.normalize(means, dim=1))
+            else:
+                scores = -torch.cdist(features, means).square()
         return scores.masked_fill(self.counts == 0, -torch.inf)

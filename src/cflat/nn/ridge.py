@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from cflat._errors import check
 from cflat.nn._growing import GrowingModule
+from cflat.nn.heads import full_precision
 
 __all__ = ["RIDGES", "RidgeHead", "ridge_errors", "ridge_solution"]
 
@@ -151,10 +152,11 @@ class RidgeHead(GrowingModule):
 
     def forward(self, features: Tensor) -> Tensor:
         """Return regression scores, or cosines."""
-        projected, rows = self.project(features), self.weight
-        if self.scoring == "cosine":
-            projected, rows = functional.normalize(projected, dim=1), functional.normalize(rows, dim=1)
-        return functional.linear(projected, rows).to(features.dtype)
+        with full_precision(features):
+            projected, rows = self.project(features), self.weight
+            if self.scoring == "cosine":
+                projected, rows = functional.normalize(projected, dim=1), functional.normalize(rows, dim=1)
+            return functional.linear(projected, rows).to(torch.promote_types(features.dtype, torch.float32))
 
     def _chunks(self, features: Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         for rows, part in zip(features.split(_NUM_CHUNK_ROWS), labels.split(_NUM_CHUNK_ROWS), strict=True):
