@@ -1,0 +1,150 @@
+"""What L2P and DualPrompt share: a frozen ViT that chooses its prompts by its plain features, and both evaluations.
+
+The plain features of an image (its query) depend on no trained weight. In training they are computed once per step,
+together with the prompt ids; at test time once per run.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from cflat.data import Batch, Task
+from cflat.methods._base import Loss, Method, StreamInfo
+from cflat.nn import vit
+from cflat.nn.backbone import Backbone
+from cflat.nn.heads import LinearHead
+from cflat.nn.prompts import PrefixPrompts, PromptPool
+from cflat.nn.surgery import freeze
+
+__all__ = ["PromptConfig", "PromptMethod", "PromptedViT", "QueryCache"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptConfig:
+    """Settings that L2P and DualPrompt share."""
+
+    pool_size: int = 10
+    """Prompts to choose from; at least 1."""
+    length: int = 5
+    """Tokens per prompt; at least 1."""
+    pull: float = 0.1
+    """Weight of the term that pulls the chosen keys to the queries; at least 0."""
+
+
+class PromptedViT(nn.Module):
+    """A frozen ViT with prompts and a linear head; subclasses say how the prompts enter.
+
+    Args:
+        backbone: The ViT; frozen from here on.
+        prompts: Prompts with keys, the only trained part besides the head.
+        first_block: The first block that prompts act on; earlier ones give the same tokens in every evaluation.
+    """
+
+    def __init__(self, backbone: Backbone, prompts: PromptPool | PrefixPrompts, first_block: int = 0) -> None:
+        super().__init__()
+        self.backbone = freeze(backbone)
+        self.prompts = prompts
+        self.first_block = first_block
+        self.head = LinearHead(backbone.feature_dim, init="truncated_normal")
+
+    def tokens(self, images: Tensor) -> Tensor:
+        """Return what enters the first prompted block, (B, N, D)."""
+        return vit.run_blocks(self.backbone, vit.embed(self.backbone, images), stop=self.first_block)
+
+    def query(self, tokens: Tensor) -> Tensor:
+        """Return the plain features (B, D) of images, given their tokens."""
+        return vit.pool(self.backbone, vit.run_blocks(self.backbone, tokens, self.first_block))
+
+    @abstractmethod
+    def features(self, tokens: Tensor, ids: Tensor) -> Tensor:
+        """Return prompted features (B, D) of images, given their tokens and prompt ids."""
+
+    def forward(self, tokens: Tensor, query: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Return logits (B, classes) and how well the chosen keys agree with the queries."""
+        return self.head(self.features(tokens, ids)), self.prompts.agreement(query, ids)
+
+
+class PromptMethod(Method):
+    """Train prompts, keys and head among the classes of the present task; subclasses choose the prompts.
+
+    Args:
+        network: The ViT with its prompts.
+        config: Settings of the loss.
+        info: What is known of the stream.
+    """
+
+    scores = ("instancewise", "batchwise")
+    network: PromptedViT
+
+    def __init__(self, network: PromptedViT, config: PromptConfig, info: StreamInfo) -> None:
+        super().__init__(info)
+        self.network = network
+        self.pull = config.pull
+        self.classes = range(0)
+        self.queries = QueryCache()
+
+    @abstractmethod
+    def training_ids(self, query: Tensor) -> Tensor:
+        """Return the prompt ids of training images."""
+
+    @abstractmethod
+    def test_ids(self, query: Tensor, *, batchwise: bool) -> Tensor:
+        """Return the prompt ids of test images, each choosing for itself or all those that most of them want."""
+
+    def grow(self, task: Task) -> None:
+        """Add outputs for the new classes."""
+        self.classes = task.classes
+        self.network.head.grow(task.classes.stop - self.network.head.num_classes)
+
+    def prepare(self, batch: Batch) -> Batch:
+        """Add tokens and queries, which no trained weight changes, and ids, which a perturbed key must not change."""
+        tokens = self.network.tokens(batch.images)
+        query = self.network.query(tokens)
+        return batch.with_(tokens=tokens, query=query, ids=self.training_ids(query))
+
+    def loss(self, model: nn.Module, batch: Batch) -> Loss:
+        """Classify among the classes of the task and pull the chosen keys to the queries."""
+        logits, agreement = model(*(batch.extras[name] for name in ("tokens", "query", "ids")))
+        own = logits[:, self.classes.start : self.classes.stop]  # as logits of -inf for all other classes
+        classify = functional.cross_entropy(own, batch.labels - self.classes.start)
+        return Loss({"classify": classify, "pull": -self.pull * agreement})
+
+    def predict(self, batch: Batch) -> dict[str, Tensor]:
+        """Return logits with prompts that each image chose for itself, and with those that the batch voted for."""
+        tokens = self.network.tokens(batch.images)
+        query = self.queries.get(batch, lambda: self.network.query(tokens))
+        own, voted = (self.test_ids(query, batchwise=batchwise) for batchwise in (False, True))
+        batchwise = self.network(tokens, query, voted)[0]
+        instancewise = batchwise.clone()
+        is_outvoted = (own != voted).view(len(batch), -1).any(dim=1)
+        if is_outvoted.any():
+            instancewise[is_outvoted] = self.network(tokens[is_outvoted], query[is_outvoted], own[is_outvoted])[0]
+        return {"instancewise": instancewise, "batchwise": batchwise}
+
+
+class QueryCache:
+    """Queries of test images, kept over the run; no part of checkpoints, since they can be computed again.
+
+    An image is known by its row and the sum of its pixels, so that equal rows of two splits, or other transforms,
+    never get each other's queries.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, float], Tensor] = {}
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def get(self, batch: Batch, compute: Callable[[], Tensor]) -> Tensor:
+        """Return the queries (B, D) of a batch, calling ``compute`` for the whole of it if any is unknown."""
+        sums = batch.images.sum(dim=(1, 2, 3), dtype=torch.float64)
+        keys = list(zip(batch.rows.tolist(), sums.tolist(), strict=True))
+        if not all(key in self._known for key in keys):
+            self._known.update(zip(keys, compute(), strict=True))
+        return torch.stack([self._known[key] for key in keys])

@@ -1,0 +1,105 @@
+"""DualPrompt: prefixes for all tasks and prefixes of one task, in a frozen ViT (Wang et al., 2022).
+
+Task t trains the general prefixes, expert t and its key, with the cross-entropy among its own classes minus ``pull``
+times the cosine between queries and key t. Test images take the expert whose key is nearest to their query.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from cflat.data import Task
+from cflat.methods._base import Extract, StreamInfo
+from cflat.methods._catalog import register_method
+from cflat.methods._prompting import PromptConfig, PromptedViT, PromptMethod
+from cflat.nn import vit
+from cflat.nn.backbone import Backbone
+from cflat.nn.prompts import PrefixPrompts
+
+__all__ = ["DualPrompt", "DualPromptConfig"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DualPromptConfig(PromptConfig):
+    """Settings of DualPrompt; ``pool_size`` grows by itself when the stream has more tasks."""
+
+    general_layers: tuple[int, ...] = (0, 1)
+    """Blocks that receive the prefix of all tasks."""
+    expert_layers: tuple[int, ...] = (2, 3, 4)
+    """Blocks that receive the prefix of one task."""
+    inherit_expert: bool = True
+    """Start each task's expert from the previous one; its key is always new."""
+    untrained_experts: bool = False
+    """Let test images choose experts of tasks still to come, as PILOT does."""
+    legacy_layout: bool = False
+    """Mix up keys and values of the experts as the public PyTorch ports do; to match batch-wise numbers only."""
+
+
+@register_method(
+    "dualprompt",
+    config=DualPromptConfig,
+    summary="prefixes for all tasks and one expert prefix per task, in a frozen ViT",
+    scenarios=("class", "task", "domain"),
+    families=("vit",),
+    is_pretrained=True,
+    paper="DualPrompt: Complementary Prompting for Rehearsal-free Continual Learning (2022)",
+)
+class DualPrompt(PromptMethod):
+    """Prepend keys and values to the attention of some blocks and classify by the class token."""
+
+    network: DualPromptNetwork
+
+    def __init__(self, config: DualPromptConfig, backbone: Backbone, info: StreamInfo) -> None:
+        super().__init__(DualPromptNetwork(config, backbone), config, info)
+        self.config = config
+        self.task_index = 0
+
+    def grow(self, task: Task) -> None:
+        """Add outputs for the new classes, and an expert if the pool has none left."""
+        super().grow(task)
+        self.task_index = task.index
+        if task.index == self.network.prompts.pool_size:
+            self.network.prompts.add_experts(1)
+
+    def start_task(self, task: Task, extract: Extract) -> None:
+        """Start the task's expert from the previous one."""
+        if self.config.inherit_expert and task.index > 0:
+            self.network.prompts.copy_expert_(task.index - 1, task.index)
+
+    def training_ids(self, query: Tensor) -> Tensor:
+        """Return the task's expert for every image, (B,)."""
+        return query.new_full((len(query),), self.task_index).long()
+
+    def test_ids(self, query: Tensor, *, batchwise: bool) -> Tensor:
+        """Return the expert with the nearest key, (B,), among those that have been trained."""
+        num_trained = None if self.config.untrained_experts else self.task_index + 1
+        return self.network.prompts.select(query, batchwise=batchwise, among=num_trained)
+
+
+class DualPromptNetwork(PromptedViT):
+    """A frozen ViT with key and value prefixes, classified by its class token.
+
+    Args:
+        config: Sizes and places of the prefixes.
+        backbone: The ViT.
+    """
+
+    prompts: PrefixPrompts
+
+    def __init__(self, config: DualPromptConfig, backbone: Backbone) -> None:
+        prefixes = PrefixPrompts(
+            backbone,
+            pool_size=config.pool_size,
+            length=config.length,
+            general_layers=config.general_layers,
+            expert_layers=config.expert_layers,
+            legacy_layout=config.legacy_layout,
+        )
+        super().__init__(backbone, prefixes, min(config.general_layers + config.expert_layers, default=0))
+
+    def features(self, tokens: Tensor, ids: Tensor) -> Tensor:
+        """Return the class token's output."""
+        prefixes = self.prompts.prefixes(ids)
+        return vit.pool(self.backbone, vit.run_blocks(self.backbone, tokens, self.first_block, prefixes=prefixes))
