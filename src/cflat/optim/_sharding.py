@@ -1,0 +1,76 @@
+"""Parameters that are spread over ranks (DTensors of FSDP2 or tensor parallelism).
+
+Vectors hold this rank's shards as plain tensors, so that all algebra stays local; what has to be global is a sum over
+elements, and `Sharding.total` completes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+__all__ = ["Sharding", "is_sharded", "like_parameter", "local_part", "sharding_of"]
+
+
+class Sharding:
+    """How the tensors of a vector are spread, by parameter.
+
+    Args:
+        params: The parameters to which the tensors belong; those that are no DTensors count as the same on all ranks.
+    """
+
+    def __init__(self, params: Sequence[Tensor]) -> None:
+        self._members: dict[Any, list[int]] = {}
+        for index, param in enumerate(params):
+            layout = (param.device_mesh, param.placements) if is_sharded(param) else None  # type: ignore[attr-defined]
+            self._members.setdefault(layout, []).append(index)
+
+    def total(self, sums: Tensor) -> Tensor:
+        """Return the sum over all tensors and ranks, given this rank's sum for each tensor."""
+        parts = [_complete(sums[members].sum(), layout) for layout, members in self._members.items()]
+        return sum(parts[1:], start=parts[0])
+
+
+def sharding_of(params: Sequence[Tensor]) -> Sharding | None:
+    """Return how these parameters are spread, or None if each is whole on this rank."""
+    return Sharding(params) if any(is_sharded(param) for param in params) else None
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Return whether this is a DTensor, without importing its module for those who have none."""
+    return hasattr(tensor, "device_mesh")
+
+
+def local_part(tensor: Tensor, param: Tensor) -> Tensor:
+    """Return this rank's part of a DTensor, spread as ``param`` is; it shares memory where the layouts agree."""
+    if not is_sharded(tensor):
+        return tensor
+    spread: Any = tensor
+    if spread.placements != param.placements:  # type: ignore[attr-defined]
+        spread = spread.redistribute(placements=param.placements)  # type: ignore[attr-defined]
+    part: Tensor = spread.to_local()
+    return part
+
+
+def like_parameter(part: Tensor, param: Tensor) -> Tensor:
+    """Return the DTensor of which ``part`` is this rank's part, or ``part`` itself for a whole parameter."""
+    if not is_sharded(param):
+        return part
+    from torch.distributed.tensor import DTensor
+
+    spread: Any = param
+    return DTensor.from_local(
+        part, spread.device_mesh, spread.placements, run_check=False, shape=param.shape, stride=param.stride()
+    )
+
+
+def _complete(local: Tensor, layout: Any) -> Tensor:
+    if layout is None:
+        return local
+    from torch.distributed.tensor import DTensor, Partial, Replicate
+
+    mesh, placements = layout
+    reductions = [Partial() if placement.is_shard() else Replicate() for placement in placements]
+    return DTensor.from_local(local, mesh, reductions, run_check=False).full_tensor()

@@ -1,0 +1,123 @@
+"""What one of two gloo ranks does for `tests/optim/test_distributed.py`; run as a script, results go to a file."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from cases import BASES, CONV, MLP, Case, case, closure_of, flat_weights, loss_of, train
+from cflat import StepOptions
+from faults import EVERY
+
+LONG, SHORT = 25, 5
+
+
+def share_of(step: int, rank: int):
+    """Return the half of a batch that one rank sees."""
+    inputs, labels = MLP.batch(step)
+    return inputs[rank::2], labels[rank::2]
+
+
+def train_ddp(row: Case, rank: int, num_steps: int, options: StepOptions | None = None, **ddp: Any):
+    """Train a replica; return its weights and the evaluations of each step."""
+    model = DistributedDataParallel(MLP.model(), **ddp)
+    optimizer = row.make(BASES["sgd"](model), model=model, **({} if options is None else {"options": options}))
+    counts = []
+    for step in range(num_steps):
+        log: list[float] = []
+        optimizer.step(closure_of(model, share_of(step, rank), log))
+        counts.append(len(log))
+    return flat_weights(model), counts
+
+
+def train_alone(row: Case, rank: int) -> tuple[list[int], int]:
+    """Train a model of this rank's own on data that would trigger differently: ranks still step alike."""
+    model = MLP.model(seed=rank)
+    optimizer = row.make(BASES["sgd"](model), model=model)
+    counts = [len(closures) for closures in _scaled_steps(optimizer, model, rank)]
+    return counts, optimizer.telemetry.nonfinite
+
+
+def _scaled_steps(optimizer, model, rank):
+    for step in range(8):
+        log: list[int] = []
+
+        def closure(step=step, log=log):
+            log.append(1)
+            (loss_of(model, MLP.batch(100 * rank + step)) * (1 + 3 * ((step + rank) % 2))).backward()
+
+        optimizer.step(closure)
+        yield log
+
+
+def poison_one_rank(row: Case, rank: int, perturbation: str):
+    """Let rank 1 meet an Inf in pass 1 and in pass 2, after its own gradient was computed."""
+    model = DistributedDataParallel(MLP.model())
+    optimizer = row.make(BASES["sgd"](model), model=model, options=StepOptions(perturbation=perturbation))
+    weights = [flat_weights(model)]
+    for number in (1, 2):
+        for index, _ in enumerate(optimizer.passes(), start=1):
+            loss_of(model, share_of(0, rank)).backward()
+            if rank == 1 and index == number:
+                next(model.parameters()).grad[0, 0] = float("inf")
+        weights.append(flat_weights(model))
+    skipped = optimizer.telemetry.nonfinite
+    train_on = [optimizer.step(closure_of(model, share_of(step, rank))) for step in range(2)]
+    assert len(train_on) == 2
+    return weights, skipped, flat_weights(model)
+
+
+def train_sharded(row: Case, rank: int):
+    """Train with FSDP2: parameters and gradients are DTensors, of which each rank holds a half."""
+    model = MLP.model()
+    for layer in model:
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer)
+    fully_shard(model)
+    optimizer = row.make(BASES["sgd"](model), model=model)
+    assert all(isinstance(param, DTensor) for param in model.parameters())
+    log: list[float] = []
+    for step in range(SHORT):
+        optimizer.step(closure_of(model, share_of(step, rank), log))
+    weights = torch.cat([param.full_tensor().detach().reshape(-1) for param in model.parameters()])
+    return weights, len(log), optimizer.telemetry.last
+
+
+def train_convolution(row: Case) -> torch.Tensor:
+    """Train the same unwrapped model on the same data on both ranks: nothing but the decisions is shared."""
+    model = CONV.model()
+    optimizer = row.make(BASES["sgd"](model), model=model)
+    train(optimizer, model, CONV, SHORT)
+    return flat_weights(model)
+
+
+def run(rank: int) -> dict[str, Any]:
+    results: dict[str, Any] = {}
+    for row in EVERY:
+        results[row.id] = {
+            "ddp": train_ddp(row, rank, LONG),
+            "bucket_view": train_ddp(row, rank, SHORT, gradient_as_bucket_view=True),
+            "local": train_ddp(row, rank, SHORT, StepOptions(perturbation="local")),
+            "clipped": train_ddp(row, rank, SHORT, StepOptions(perturbation="local", max_norm=0.1, clip="each")),
+            "alone": train_alone(row, rank),
+            "unwrapped": train_convolution(row),
+            "poisoned": [poison_one_rank(row, rank, kind) for kind in ("synced", "local")],
+            "sharded": train_sharded(row, rank),
+        }
+    results["local_step"] = train_ddp(case("sam"), rank, 1, StepOptions(perturbation="local"))[0]
+    return results
+
+
+if __name__ == "__main__":
+    own_rank, folder = int(sys.argv[1]), sys.argv[2]
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=own_rank, world_size=2)
+    torch.save(run(own_rank), f"{folder}/rank{own_rank}.pt")
+    dist.destroy_process_group()
