@@ -1,0 +1,201 @@
+"""What computing constants once saves: ratios of steps, measured in one run.
+
+    python benchmarks/methods.py --out methods.json              # all sections
+    python benchmarks/methods.py --sections steps duct --rounds 5
+
+steps   C-Flat step over plain step for each method on ViT-Tiny (112 px, batch 16), with constants computed once per
+        step (ours) and inside every evaluation (what other toolboxes do), interleaved, one thread, CPU time.
+duct    A C-Flat step of DUCT's head stage with features once per step, against a full forward in every evaluation.
+ridge   RanPAC's choice among 17 ridges by one decomposition, against dense solves.
+ease    Inference with t + 1 adapter sets in one batched pass, against separate forwards.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from cflat.data import Batch, ImageSet, Stream, Task
+from cflat.data.pixels import ArrayPixels
+from cflat.methods import Method, StreamInfo, create_method
+from cflat.nn.adapters import AdapterSet, forward_adapters
+from cflat.nn.backbone import create_backbone
+from cflat.nn.ridge import RIDGES, ridge_errors
+from cflat.nn.vit import embed, features
+from cflat.optim import create_optimizer
+from cflat.train import Runtime, RuntimeSettings
+from cflat.train.objective import Objective
+
+IMAGE_SIZE, BATCH, CLASSES_PER_TASK = 112, 16, 10
+STEPS = {"icarl": 1, "memo": 5, "l2p": 1, "dualprompt": 1, "ease": 1, "ranpac": 0}
+"""Methods with the task at which they are measured."""
+
+
+def synthetic_stream(num_tasks: int = 10) -> Stream:
+    """Tasks of ten classes with one image each; only their class ranges matter here."""
+    tasks = []
+    for index in range(num_tasks):
+        classes = range(index * CLASSES_PER_TASK, (index + 1) * CLASSES_PER_TASK)
+        images = ImageSet(ArrayPixels(np.zeros((CLASSES_PER_TASK, 8, 8, 3), np.uint8)), list(classes))
+        tasks.append(Task(index, f"task {index}", classes, images, images))
+    return Stream("class", tuple(tasks), num_tasks * CLASSES_PER_TASK, tuple(map(str, range(num_tasks * 10))))
+
+
+def method_at(name: str, task_index: int) -> tuple[Method, Task]:
+    """Grow a method to a task, without training."""
+    torch.manual_seed(0)
+    stream = synthetic_stream()
+    backbone = create_backbone("vit_tiny", image_size=IMAGE_SIZE)
+    method = create_method(name, backbone, StreamInfo("class", stream.num_classes, stream.num_tasks))
+    for task in stream.tasks[: task_index + 1]:
+        method.grow(task)
+    return method, stream.tasks[task_index]
+
+
+def batch_of(task: Task) -> Batch:
+    generator = torch.Generator().manual_seed(1)
+    labels = torch.randint(task.classes.start, task.classes.stop, (BATCH,), generator=generator)
+    images = torch.randn(BATCH, 3, IMAGE_SIZE, IMAGE_SIZE, generator=generator)
+    return Batch(images, labels, torch.arange(BATCH))
+
+
+def steppers(method: Method, task: Task, phase_index: int = 0) -> dict[str, Callable[[], object]]:
+    """Return a plain step, a C-Flat step, and a C-Flat step that prepares anew in every evaluation."""
+    objective = Objective(method, method.network, Runtime(RuntimeSettings(accelerator="cpu", threads=1)))
+    phase = method.phases(task)[phase_index]
+    params = [p for group in method.param_groups(task, phase) for p in group.params]
+    method.set_train_mode()
+    batch = batch_of(task)
+    optimizers = {
+        name: create_optimizer(name, torch.optim.SGD(params, lr=1e-6, momentum=0.9), model=method.network)
+        for name in ("none", "c_flat")
+    }
+
+    def once(name: str) -> None:
+        optimizers[name].step(objective.closure(objective.prepare(batch)))
+
+    def anew() -> None:
+        optimizers["c_flat"].step(lambda: objective.closure(objective.prepare(batch))())
+
+    return {"plain": lambda: once("none"), "c_flat": lambda: once("c_flat"), "c_flat, uncached": anew}
+
+
+def interleaved(functions: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+    """CPU seconds of each function, all in every round."""
+    seconds: dict[str, list[float]] = {name: [] for name in functions}
+    for index in range(rounds + 1):
+        for name, function in functions.items():
+            start = time.process_time()
+            function()
+            if index:  # the first round warms up
+                seconds[name].append(time.process_time() - start)
+    return seconds
+
+
+def ratio(seconds: dict[str, list[float]], name: str, reference: str) -> float:
+    return statistics.median(a / b for a, b in zip(seconds[name], seconds[reference], strict=True))
+
+
+def measure_steps(rounds: int) -> dict[str, object]:
+    print(f"\nC-Flat step over plain step, ViT-Tiny {IMAGE_SIZE} px, batch {BATCH}")
+    print(f"{'method (task)':<18} {'constants once':>15} {'in every evaluation':>20}")
+    results = {}
+    for name, task_index in STEPS.items():
+        method, task = method_at(name, task_index)
+        seconds = interleaved(steppers(method, task), rounds)
+        row = {"task": task_index, "rounds": rounds, "cached": ratio(seconds, "c_flat", "plain")}
+        row["uncached"] = ratio(seconds, "c_flat, uncached", "plain")
+        results[name] = row
+        print(f"{name + f' ({task_index})':<18} {row['cached']:>15.2f} {row['uncached']:>20.2f}", flush=True)
+    return results
+
+
+def measure_duct(rounds: int) -> dict[str, float]:
+    method, task = method_at("duct", 0)
+    seconds = {f"head, {name}": value for name, value in interleaved(steppers(method, task, 1), rounds).items()}
+    method.network.backbone.requires_grad_(True)
+    full, _ = method_at("duct", 0)
+    seconds |= {f"full, {name}": v for name, v in interleaved(steppers(full, task, 0), rounds).items()}
+    results = {
+        "frozen_forward_per_evaluation": ratio(seconds, "head, c_flat, uncached", "head, c_flat"),
+        "full_training_step": statistics.median(seconds["full, c_flat"]) / statistics.median(seconds["head, c_flat"]),
+    }
+    print("\nDUCT's head stage, C-Flat step with features once per step; how many times dearer is")
+    print(f"  a frozen forward in every evaluation      {results['frozen_forward_per_evaluation']:.1f}")
+    print(f"  forward and backward of the whole network {results['full_training_step']:.1f}  (what PILOT computes)")
+    return results
+
+
+def measure_ridge(dim: int, num: int) -> dict[str, float]:
+    """Time the choice of a ridge from one task's projected features; dense solves are extrapolated from one."""
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.relu(torch.randn(num, 192, generator=generator) @ torch.randn(192, dim, generator=generator))
+    targets = torch.eye(CLASSES_PER_TASK)[torch.randint(0, CLASSES_PER_TASK, (num,), generator=generator)]
+    fit = int(0.8 * num)
+    start = time.process_time()
+    ridge_errors(hidden[:fit], targets[:fit], hidden[fit:], targets[fit:])
+    ours = time.process_time() - start
+    start = time.process_time()
+    gram, cross = hidden[:fit].T @ hidden[:fit], hidden[:fit].T @ targets[:fit]
+    shared = time.process_time() - start
+    start = time.process_time()
+    torch.linalg.solve(gram + 100.0 * torch.eye(dim), cross)
+    one = time.process_time() - start
+    factor = (shared + len(RIDGES) * one) / ours
+    dense = shared + len(RIDGES) * one
+    print(f"\nRanPAC, M = {dim}, {num} images: one decomposition {ours:.1f} s, 17 dense solves {dense:.1f} s")
+    print(f"  (one of them measured, {one:.1f} s): {factor:.1f} times faster")
+    return {"dim": dim, "num": num, "seconds": ours, "dense_seconds": one, "factor": factor}
+
+
+def measure_ease(rounds: int, num_sets: int = 10) -> dict[str, float]:
+    torch.manual_seed(0)
+    backbone = create_backbone("vit_tiny", image_size=IMAGE_SIZE).eval()
+    sets = [AdapterSet(backbone).eval() for _ in range(num_sets)]
+    images = torch.randn(BATCH, 3, IMAGE_SIZE, IMAGE_SIZE)
+    with torch.no_grad():
+        seconds = interleaved(
+            {
+                "batched": lambda: forward_adapters(backbone, embed(backbone, images), sets),
+                "separate": lambda: [features(backbone, images, adapters=adapters) for adapters in sets],
+            },
+            rounds,
+        )
+    value = ratio(seconds, "batched", "separate")
+    print(f"\nEASE inference with {num_sets} adapter sets: one batched pass costs {value:.2f} of separate forwards")
+    return {"sets": num_sets, "ratio": value}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sections", nargs="+", default=["steps", "duct", "ridge", "ease"])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--ridge-dim", type=int, default=10_000)
+    parser.add_argument("--ridge-images", type=int, default=5_000)
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    logging.getLogger("cflat.nn.backbone").setLevel(logging.ERROR)  # random weights are meant
+    torch.set_num_threads(1)
+    sections = {
+        "steps": lambda: measure_steps(arguments.rounds),
+        "duct": lambda: measure_duct(arguments.rounds),
+        "ridge": lambda: measure_ridge(arguments.ridge_dim, arguments.ridge_images),
+        "ease": lambda: measure_ease(arguments.rounds),
+    }
+    results = {}
+    for name in arguments.sections:
+        results[name] = sections[name]()
+        if arguments.out:
+            arguments.out.write_text(json.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+    main()
