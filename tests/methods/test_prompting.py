@@ -175,3 +175,17 @@ def test_other_networks_are_refused(name):
     assert spec.is_pretrained
     with pytest.raises(ValueError, match=f"{name} runs on vit backbones, not on small_cnn"):
         create_method(name, create_backbone("small_cnn"), info)
+
+
+@pytest.mark.parametrize("config", [L2PConfig(top_k=1), DualPromptConfig()], ids=METHODS)
+def test_half_precision_does_not_decide_between_near_keys(config):
+    method, _ = begun("l2p" if isinstance(config, L2PConfig) else "dualprompt", config=config)
+    keys = method.network.prompts.keys
+    query = keys[[1]].detach().clone()
+    with torch.no_grad():
+        keys.fill_(-1.0)
+        keys[0], keys[1] = query[0] * (1 + 0.02 * torch.rand(64)), query[0]  # cosines differ by some 1e-5
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        ids = method.test_ids(query, batchwise=False)
+        assert method.network.prompts.agreement(query, ids).dtype == torch.float32
+    assert ids.flatten().tolist() == [1]

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn import functional
 
 from cflat.data import Batch, ImageSet, Task
@@ -214,5 +215,5 @@ class DUCTNetwork(nn.Module):
 
     def scores(self, images: Tensor) -> Tensor:
         """Return scores among all rows, old blocks first."""
-        features, rows = (functional.normalize(part, dim=1) for part in (self.backbone(images), self.rows))
-        return self.head.sigma * functional.linear(features, rows)
+        scores: Tensor = functional_call(self.head, {"weight": self.rows}, (self.backbone(images),))
+        return scores

@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from cflat._errors import check
 from cflat.nn.backbone import Backbone
+from cflat.nn.heads import full_precision
 from cflat.nn.vit import Prefix, vit_of
 
 __all__ = ["PrefixPrompts", "PromptPool", "majority"]
@@ -168,7 +169,8 @@ def majority(ids: Tensor, pool_size: int) -> Tensor:
 
 
 def _cosine(query: Tensor, keys: Tensor) -> Tensor:
-    return functional.normalize(query, dim=1) @ functional.normalize(keys, dim=1).T
+    with full_precision(query):
+        return functional.normalize(query.to(keys.dtype), dim=1) @ functional.normalize(keys, dim=1).T
 
 
 def _heads_first(prefix: Tensor) -> Tensor:
