@@ -138,7 +138,7 @@ def test_yaml_and_json_files_are_read(tmp_path: Path, name: str, text: str) -> N
     assert read_document(tmp_path / name) == {"seed": 3, "method": "icarl"}
 
 
-@pytest.mark.parametrize("text", ["- 1", "a: [", "a: b: c", "\x00", "!!python/object:os.system {}", "[" * 5000])
+@pytest.mark.parametrize("text", ["- 1", "a: [", "a: b: c", "\x00", "!!python/object:os.system {}", "[" * 1500])
 def test_files_that_are_no_configuration_are_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "c.yaml"
     path.write_text(text)

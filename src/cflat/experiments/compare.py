@@ -144,10 +144,11 @@ def plan_jobs(chosen: Mapping[str, Any], optimizers: Sequence[str], seeds: Seque
     for what, given in (("optimizers", optimizers), ("seeds", seeds)):
         if not given or len(set(given)) < len(given):
             raise ConfigError(f"{what} must be given once each, separated by commas, got {list(given)!r}.")
+    shared = {key: value for key, value in chosen.items() if key != "optimizer"}
     jobs = []
     for name in optimizers:
         for seed in seeds:
-            config = resolve_config(merge(chosen, {"optimizer": _own_settings(chosen, name), "seed": seed}))
+            config = resolve_config(merge(shared, {"optimizer": _own_settings(chosen, name), "seed": seed}))
             jobs.append(Job(config, out / f"{config.optimizer.name}-seed{seed}"))
     return jobs
 

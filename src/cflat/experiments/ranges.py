@@ -73,6 +73,11 @@ RANGES: dict[str, Range] = {
     "method.alpha": _NOT_NEGATIVE,
     "method.beta": _NOT_NEGATIVE,
     "method.num_projections": _COUNT,
+    "method.merge_ratio": _NOT_NEGATIVE,
+    "method.transport_ratio": Range(at_least=0, at_most=1),
+    "method.regularization": _POSITIVE,
+    "method.backbone_lr_scale": _NOT_NEGATIVE,
+    "method.retrain_epochs": _COUNT_OR_NONE,
 }
 
 

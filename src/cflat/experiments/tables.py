@@ -69,8 +69,10 @@ _MEMO_QUIRKS = {"align": False, "specialised_init": "random"}
 _DUALPROMPT_QUIRKS = {"legacy_layout": True, "untrained_experts": True}
 _RANPAC_QUIRKS = {"scoring": "cosine"}
 
-QUIRKS = (*_MEMO_QUIRKS, *_DUALPROMPT_QUIRKS, *_RANPAC_QUIRKS)
-"""Settings by which ``pilot`` does as the toolbox does where that is a fault; ``paper`` leaves them out."""
+_DUCT_QUIRKS = {"normalize_plan": False, "similarity_scales": False, "reset_sigma": True}
+
+QUIRKS = (*_MEMO_QUIRKS, *_DUALPROMPT_QUIRKS, *_RANPAC_QUIRKS, *_DUCT_QUIRKS)
+"""Settings by which ``pilot`` does as public code does against the method's paper; ``paper`` leaves them out."""
 
 PILOT: dict[str, dict[str, Recipe]] = {
     "icarl": {
@@ -99,7 +101,10 @@ PILOT: dict[str, dict[str, Recipe]] = {
         "objectnet": replace(_ADAPT, lr=0.03, weight_decay=5e-3, base="adam"),
         "*": replace(_ADAPT, lr=0.05, batch_size=16, weight_decay=5e-3),
     },
-    "duct": {"domainnet": replace(_DUCT, epochs=15), "*": _DUCT},
+    "duct": {
+        "domainnet": replace(_DUCT, epochs=15, method={"regularization": 0.01, **_DUCT_QUIRKS}),
+        "*": replace(_DUCT, method=_DUCT_QUIRKS),
+    },
     "*": {"*": _TUNE},
 }
 """By method, then dataset; ``*`` stands for all others."""

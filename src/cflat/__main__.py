@@ -1,0 +1,22 @@
+"""The ``cflat`` command."""
+
+from __future__ import annotations
+
+import sys
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Run the command line; say what to install when the bench is missing."""
+    try:
+        from cflat.cli.main import run_app
+    except ModuleNotFoundError as error:
+        if error.name is not None and error.name.startswith("cflat"):
+            raise
+        sys.exit(f"cflat: the command line needs the package {error.name!r}; run: pip install 'cflat[bench]'")
+    sys.exit(run_app())
+
+
+if __name__ == "__main__":
+    main()

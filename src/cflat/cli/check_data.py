@@ -1,0 +1,41 @@
+"""``cflat check-data``: everything that is wrong with a dataset on disk, in one go."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from cflat.cli.options import Json
+from cflat.cli.output import emit_json, next_command
+
+__all__ = ["EXAMPLES", "command"]
+
+EXAMPLES = """\b
+Examples:
+  cflat check-data cub200 --root ~/data
+  cflat check-data npz:photos.npz
+  cflat check-data imagenet_r --root ~/data --fast
+"""
+
+
+def command(
+    name: Annotated[str, typer.Argument(help="Dataset, or folder:PATH, npz:PATH, domains:PATH")],
+    root: Annotated[str | None, typer.Option("--root", "--data-root", help="Data root; default $CFLAT_DATA")] = None,
+    fast: Annotated[bool, typer.Option("--fast", help="Do not decode every image")] = False,
+    json: Json = False,
+) -> None:
+    """Check counts, layout, labels, unreadable images and duplicates of a dataset."""
+    from cflat.data import check_dataset
+
+    report = check_dataset(name, root, read_images=not fast)
+    if json:
+        emit_json(report.to_dict())
+    else:
+        print(report.render())
+        if report.ok:
+            next_command(
+                f"cflat run --method icarl --data {name} --preset smoke" + (f" --data-root {root}" if root else "")
+            )
+    if not report.ok:
+        raise typer.Exit(1)

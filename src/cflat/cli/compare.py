@@ -1,0 +1,151 @@
+"""``cflat compare``: optimizers side by side, over several seeds."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cflat._errors import ConfigError
+from cflat.cli.options import (
+    Config,
+    Data,
+    DataRoot,
+    Json,
+    Method,
+    Overrides,
+    Preset,
+    Quiet,
+    Weights,
+    chosen_layer,
+    safe_name,
+)
+from cflat.cli.output import console, emit_json, next_command, note, plus_minus, table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cflat.experiments.compare import Comparison, Job
+    from cflat.metrics import PairedDifference
+    from cflat.train import Observer
+
+__all__ = ["EXAMPLES", "command", "run_comparison", "show_comparison"]
+
+EXAMPLES = """\b
+Examples:
+  cflat compare --method icarl --data digits --optimizers none,c_flat,c_flat_turbo --seeds 0,1,2
+  cflat compare --method ease --data cifar100 --preset cpu --weights vit_tiny.safetensors optimizer.rho=0.1
+"""
+
+
+def command(
+    overrides: Overrides = None,
+    method: Method = None,
+    data: Data = None,
+    optimizers: Annotated[
+        str, typer.Option("--optimizers", "-o", help="Separated by commas; the first is the reference")
+    ] = "none,c_flat,c_flat_turbo",
+    seeds: Annotated[str, typer.Option(help="Separated by commas")] = "0,1,2",
+    preset: Preset = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the runs; default runs/compare-METHOD-DATA")] = None,
+    weights: Weights = None,
+    data_root: DataRoot = None,
+    config: Config = None,
+    executor: Annotated[str, typer.Option(help="Where to run: local")] = "local",
+    quiet: Quiet = False,
+    json: Json = False,
+) -> None:
+    """Compare optimizers on one method and dataset: mean and spread over seeds, paired differences."""
+    if executor != "local":
+        raise ConfigError(f"Unknown executor {executor!r}. Known: local.")
+    layer = chosen_layer(
+        config,
+        overrides,
+        method=method,
+        data__name=data,
+        data__root=data_root,
+        backbone__weights=weights,
+        preset=preset,
+    )
+    folder = out or Path("runs") / safe_name("compare", *(_name(layer.get(key)) for key in ("method", "data")))
+    comparison = run_comparison(layer, _names(optimizers), _numbers(seeds), folder, quiet or json)
+    if json:
+        emit_json({"out": str(folder), **comparison.to_dict()})
+        return
+    show_comparison(comparison)
+    console().print(f"Results: {folder}")
+    next_command(
+        f"cflat run --method {comparison.method} --data {comparison.data} --optimizer c_flat_turbo optimizer.rho=0.1"
+    )
+
+
+def run_comparison(
+    layer: dict[str, object], optimizers: Sequence[str], seeds: Sequence[int], folder: Path, is_silent: bool
+) -> Comparison:
+    """Run what is missing, with progress, and return the comparison; a signal ends the command cleanly."""
+    from cflat.cli.progress import make_progress
+    from cflat.experiments.compare import SerialExecutor, compare
+    from cflat.experiments.interrupts import StopRequest
+    from cflat.train import TrainingInterrupted
+
+    def observe(job: Job) -> Sequence[Observer]:
+        label = f"{job.config.optimizer.name} seed {job.config.seed}"
+        return () if is_silent else [make_progress(label, every_epoch=False)]
+
+    stop = StopRequest()
+    try:
+        with stop:
+            return compare(layer, optimizers, seeds, folder, SerialExecutor(observe, stop))
+    except TrainingInterrupted:
+        note("Stopped; everything so far is saved. Go on with the same command.")
+        raise typer.Exit(stop.exit_code) from None
+
+
+def show_comparison(comparison: Comparison) -> None:
+    """Print the two tables: numbers with their spread, and differences to the first optimizer."""
+    rows = [
+        [
+            row.optimizer,
+            *(
+                plus_minus(row.spreads[name].mean, row.spreads[name].std, scale=100)
+                for name in ("avg", "last", "forgetting")
+            ),
+            plus_minus(row.spreads["images_per_second"].mean, row.spreads["images_per_second"].std, digits=0),
+            plus_minus(row.spreads["evaluations_per_step"].mean, row.spreads["evaluations_per_step"].std),
+        ]
+        for row in comparison.rows
+    ]
+    n = len(comparison.seeds)
+    out = console()
+    title = f"{comparison.method} on {comparison.data}: mean ± deviation over {n} seeds, accuracies in percent"
+    out.print(table(title, ["optimizer", "Avg", "Last", "Forgetting", "img/s", "evaluations/step"], rows))
+    if len(comparison.rows) > 1:
+        differences = [
+            [row.optimizer, *(_difference(row.differences[name]) for name in ("avg", "last", "forgetting"))]
+            for row in comparison.rows[1:]
+        ]
+        out.print()
+        title = f"difference to {comparison.rows[0].optimizer}, seed by seed, in points (p: paired t-test, n = {n})"
+        out.print(table(title, ["optimizer", "Avg", "Last", "Forgetting"], differences))
+
+
+def _difference(found: PairedDifference) -> str:
+    p = "" if math.isnan(found.p) else f" (p {found.p:.2f})"
+    return f"{100 * found.mean:+.2f}" + ("" if math.isnan(found.std) else f" ± {100 * found.std:.2f}") + p
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        return [int(number) for number in _names(text)]
+    except ValueError:
+        raise ConfigError(f"--seeds must be whole numbers separated by commas, got {text!r}.") from None
+
+
+def _name(section: object) -> object:
+    return section.get("name") if isinstance(section, dict) else section

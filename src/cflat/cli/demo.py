@@ -1,0 +1,47 @@
+"""``cflat demo``: what C-Flat and C-Flat Turbo do, on the embedded digits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from cflat.cli.compare import run_comparison, show_comparison
+from cflat.cli.options import Json, Quiet
+from cflat.cli.output import console, emit_json, next_command
+
+__all__ = ["EXAMPLES", "command"]
+
+EXAMPLES = """\b
+Examples:
+  cflat demo
+  cflat demo --out /tmp/demo --json
+"""
+
+OPTIMIZERS = ("none", "c_flat", "c_flat_turbo")
+SEEDS = (0, 1, 2)
+DEMO: dict[str, Any] = {
+    "method": "icarl",
+    "data": {"name": "digits", "train_per_class": 60},
+    "preset": "cpu",
+    "runtime": {"threads": 1},
+}
+
+
+def command(
+    out: Annotated[Path, typer.Option(help="Folder of runs, figure and page")] = Path("runs/demo"),
+    quiet: Quiet = False,
+    json: Json = False,
+) -> None:
+    """Train iCaRL on digits with a plain optimizer, C-Flat and C-Flat Turbo over three seeds, and show the result."""
+    from cflat.experiments.figures import write_page
+
+    comparison = run_comparison(DEMO, OPTIMIZERS, SEEDS, out, quiet or json)
+    picture, page = write_page(out, comparison)
+    if json:
+        emit_json({"out": str(out), "figure": str(picture), "page": str(page), **comparison.to_dict()})
+        return
+    show_comparison(comparison)
+    console().print(f"\nFigure: {picture}\nPage:   {page}")
+    next_command("cflat run --method icarl --data digits --optimizer c_flat_turbo")

@@ -1,0 +1,147 @@
+"""``cflat list``: what there is to choose from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from cflat._errors import ConfigError
+from cflat._registry import suggest
+from cflat.cli.options import Json
+from cflat.cli.output import console, emit_json, next_command, table
+
+__all__ = ["EXAMPLES", "command"]
+
+EXAMPLES = """\b
+Examples:
+  cflat list optimizers
+  cflat list keys                    every key of a configuration
+  cflat list keys c_flat_turbo       the keys of one method or optimizer
+"""
+
+Rows = list[dict[str, Any]]
+
+
+def command(
+    what: Annotated[str, typer.Argument(help="optimizers, methods, datasets, backbones, presets, inputs or keys")],
+    of: Annotated[str | None, typer.Argument(metavar="[NAME]", help="With keys: a method or an optimizer")] = None,
+    json: Json = False,
+) -> None:
+    """List optimizers, methods, datasets, backbones, presets, input recipes or configuration keys."""
+    if what not in LISTS:
+        raise ConfigError(f"Unknown list {what!r}.{suggest(what, list(LISTS))} Known: {', '.join(LISTS)}.")
+    if of is not None and what != "keys":
+        raise ConfigError(f"A name goes with keys only: cflat list keys {of}")
+    rows = _keys(of) if what == "keys" else LISTS[what]()
+    if json:
+        emit_json(rows)
+        return
+    columns = list(rows[0]) if rows else []
+    cells = [[_text(row[column]) for column in columns] for row in rows]
+    console().print(table("", columns, cells, num_text=len(columns)))
+    next_command(NEXT[what])
+
+
+def _optimizers() -> Rows:
+    from cflat.optim import get_optimizer_spec, list_optimizers, optimizer_settings
+
+    specs = [get_optimizer_spec(name) for name in list_optimizers()]
+    return [
+        {
+            "name": spec.name,
+            "summary": spec.summary,
+            "evaluations": spec.evaluations,
+            "keys": [key for key in optimizer_settings(spec.name) if key != "options"],
+            "paper": spec.paper,
+        }
+        for spec in specs
+    ]
+
+
+def _methods() -> Rows:
+    from cflat.methods import get_method_spec, list_methods
+
+    specs = [get_method_spec(name) for name in list_methods()]
+    return [
+        {
+            "name": spec.name,
+            "summary": spec.summary,
+            "scenarios": list(spec.scenarios),
+            "backbones": list(spec.families),
+            "memory": spec.needs_memory,
+            "pretrained": spec.is_pretrained,
+        }
+        for spec in specs
+    ]
+
+
+def _datasets() -> Rows:
+    from cflat.data import list_datasets
+
+    return [
+        {
+            "name": f"{spec.name}:PATH" if spec.takes_path else spec.name,
+            "title": spec.title,
+            "classes": spec.num_classes,
+            "train": spec.num_train,
+            "test": spec.num_test,
+            "layout": spec.layout,
+        }
+        for spec in list_datasets()
+    ]
+
+
+def _backbones() -> Rows:
+    from cflat.nn.backbone import list_backbones
+
+    return [{"name": name, "description": text} for name, text in list_backbones().items()]
+
+
+def _presets() -> Rows:
+    from cflat.experiments.presets import PRESETS
+
+    return [{"name": name, "description": text} for name, text in PRESETS.items()]
+
+
+def _inputs() -> Rows:
+    from cflat.data import PRESETS
+
+    return [{"name": name, "description": PRESETS[name].description} for name in PRESETS]
+
+
+def _keys(of: str | None = None) -> Rows:
+    from cflat.experiments.describe import describe_keys
+
+    return [
+        {"key": key.path, "default": key.default, "type": key.type, "meaning": key.meaning} for key in describe_keys(of)
+    ]
+
+
+LISTS: dict[str, Callable[[], Rows]] = {
+    "optimizers": _optimizers,
+    "methods": _methods,
+    "datasets": _datasets,
+    "backbones": _backbones,
+    "presets": _presets,
+    "inputs": _inputs,
+    "keys": _keys,
+}
+NEXT = {
+    "optimizers": "cflat list keys c_flat_turbo",
+    "methods": "cflat list keys icarl",
+    "datasets": "cflat check-data NAME --root DIR",
+    "backbones": "cflat run --method icarl --data digits backbone=small_cnn",
+    "presets": "cflat run --method icarl --data digits --preset smoke --dry-run",
+    "inputs": "cflat run --method icarl --data digits backbone.inputs=none",
+    "keys": "cflat run --method icarl --data digits train.epochs=2",
+}
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

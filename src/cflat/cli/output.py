@@ -1,0 +1,84 @@
+"""How commands talk: a console for people, one JSON object for scripts."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+__all__ = ["console", "emit_json", "next_command", "note", "percent", "plus_minus", "table"]
+
+PLAIN_WIDTH = 200
+"""Columns for output into a file or pipe: tables are not folded there."""
+
+
+def console() -> Console:
+    """Return the console of this moment's standard output: plain, wide text when it is no terminal."""
+    is_terminal = sys.stdout.isatty()
+    return Console(highlight=False, markup=False, soft_wrap=True, width=None if is_terminal else PLAIN_WIDTH)
+
+
+def note(text: str) -> None:
+    """Tell a person something that is no result; goes to standard error, so that pipes stay clean."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def emit_json(values: Any) -> None:
+    """Print the result of a command for scripts; NaN becomes null."""
+    print(json.dumps(_without_nan(values), indent=2, allow_nan=False))
+
+
+def next_command(command: str) -> None:
+    """End a command with the next useful one."""
+    print(f"Next: {command}")
+
+
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], num_text: int = 1) -> Table:
+    """Return a table whose first ``num_text`` columns are text and the others numbers."""
+    made = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    for index, column in enumerate(columns):
+        widest = max((len(row[index]) for row in rows), default=0)
+        is_number = index >= num_text
+        made.add_column(
+            column,
+            justify="right" if is_number else "left",
+            no_wrap=is_number or index == 0,
+            min_width=widest if is_number or index == 0 else None,
+        )
+    for row in rows:
+        made.add_row(*row)
+    return made
+
+
+def percent(value: float) -> str:
+    """Return a fraction as percent.
+
+    >>> percent(0.8234)
+    '82.34'
+    """
+    return "-" if math.isnan(value) else f"{100 * value:.2f}"
+
+
+def plus_minus(mean: float, std: float, digits: int = 2, scale: float = 1.0) -> str:
+    """Return a mean with its deviation.
+
+    >>> plus_minus(0.8234, 0.01, scale=100)
+    '82.34 ± 1.00'
+    """
+    if math.isnan(mean):
+        return "-"
+    spread = "" if math.isnan(std) else f" ± {scale * std:.{digits}f}"
+    return f"{scale * mean:.{digits}f}{spread}"
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {str(key): _without_nan(member) for key, member in value.items()}
+    return [_without_nan(member) for member in value] if isinstance(value, list | tuple) else value

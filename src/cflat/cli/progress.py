@@ -1,0 +1,123 @@
+"""Progress of a run: a live bar on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from cflat.cli.output import percent
+from cflat.train import Observer
+from cflat.train.observer import StepEvent
+
+__all__ = ["BarProgress", "LineProgress", "make_progress"]
+
+REFRESH_SECONDS = 0.25
+"""Reading the loss waits for the device, so that it is done only so often."""
+
+
+def make_progress(label: str = "", *, every_epoch: bool = True) -> Observer:
+    """Return the observer that suits where standard error goes."""
+    return BarProgress(label) if sys.stderr.isatty() else LineProgress(label, every_epoch=every_epoch)
+
+
+class LineProgress(Observer):
+    """One line per task, and per epoch if asked for."""
+
+    def __init__(self, label: str = "", *, every_epoch: bool = True) -> None:
+        self.label = f"{label}: " if label else ""
+        self.every_epoch = every_epoch
+        self.num_tasks = 0
+
+    def on_run_start(self, num_tasks: int, first_task: int) -> None:
+        """Say where a resumed run goes on."""
+        self.num_tasks = num_tasks
+        if first_task:
+            self._say(f"goes on with task {first_task + 1}/{num_tasks}")
+
+    def on_epoch(self, record: dict[str, Any]) -> None:
+        """Say the loss."""
+        if self.every_epoch:
+            evaluations = record["evaluations"] / max(1, record["steps"])
+            self._say(
+                f"task {record['task'] + 1}/{self.num_tasks} epoch {record['epoch'] + 1}: "
+                f"loss {record['loss']:.4f}, {evaluations:.2f} evaluations/step"
+            )
+
+    def on_task_end(self, record: dict[str, Any]) -> None:
+        """Say the accuracy."""
+        self._say(describe_task(record, self.num_tasks))
+
+    def _say(self, text: str) -> None:
+        print(self.label + text, file=sys.stderr, flush=True)
+
+
+class BarProgress(Observer):
+    """A live bar with task, epoch, step, loss, images per second and evaluations per step."""
+
+    def __init__(self, label: str = "") -> None:
+        self.label = f"{label} " if label else ""
+        self.num_tasks = 0
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+            TextColumn("{task.fields[facts]}"),
+            TimeElapsedColumn(),
+            console=Console(stderr=True),
+            transient=True,
+        )
+        self._line = self._bar.add_task("", total=1, facts="")
+        self._shown = self._since = time.monotonic()
+        self._images = self._evaluations = self._steps = 0
+
+    def on_run_start(self, num_tasks: int, first_task: int) -> None:
+        """Show the bar."""
+        self.num_tasks = num_tasks
+        self._bar.start()
+
+    def on_step(self, event: StepEvent) -> None:
+        """Move the bar, a few times per second."""
+        self._images += event.num_images
+        self._evaluations += event.evaluations
+        self._steps += 1
+        now = time.monotonic()
+        if now - self._shown < REFRESH_SECONDS:
+            return
+        speed = self._images / (now - self._since)
+        place = f"task {event.task + 1}/{event.num_tasks} epoch {event.epoch + 1}/{event.num_epochs}"
+        self._bar.update(
+            self._line,
+            description=self.label + place,
+            completed=event.step + 1,
+            total=event.num_steps,
+            facts=f"loss {float(event.loss):.3f}  {speed:.0f} img/s  {self._evaluations / self._steps:.2f} eval/step",
+        )
+        self._shown = now
+
+    def on_task_end(self, record: dict[str, Any]) -> None:
+        """Print the accuracy above the bar; after the last task, take the bar away."""
+        self._bar.console.print(self.label + describe_task(record, self.num_tasks), highlight=False)
+        self._since, self._images = time.monotonic(), 0
+        if record["task"] + 1 == self.num_tasks:
+            self.close()
+
+    def close(self) -> None:
+        """Take the bar away."""
+        self._bar.stop()
+
+
+def describe_task(record: dict[str, Any], num_tasks: int) -> str:
+    """Return one line about a finished task: all scores, speed and evaluations."""
+    scores = ", ".join(
+        f"{name} {percent(value['stage_accuracy'])} %"
+        for name, value in record.items()
+        if isinstance(value, dict) and "stage_accuracy" in value
+    )
+    return (
+        f"task {record['task'] + 1}/{num_tasks} ({record['name']}): accuracy {scores}; "
+        f"{record['images_per_second']:.0f} img/s, {record['evaluations_per_step']:.2f} evaluations/step"
+    )

@@ -1,0 +1,170 @@
+"""``cflat run``: train one configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cflat._errors import ConfigError
+from cflat.cli.options import (
+    Config,
+    Data,
+    DataRoot,
+    Json,
+    Method,
+    Overrides,
+    Preset,
+    Quiet,
+    Weights,
+    chosen_layer,
+    safe_name,
+)
+from cflat.cli.output import console, emit_json, next_command, note, percent, table
+
+if TYPE_CHECKING:
+    from cflat.experiments.config import RunConfig
+    from cflat.experiments.results import RunSummary
+    from cflat.train import Observer
+
+__all__ = ["EXAMPLES", "command"]
+
+EXAMPLES = """\b
+Examples:
+  cflat run --method icarl --data digits
+  cflat run --method ease --data cifar100 --optimizer c_flat_turbo --weights timm --data-root ~/data
+  cflat run --method memo --data npz:photos.npz --preset cpu --weights vit_tiny.safetensors train.epochs=5
+  cflat run --method icarl --data digits --dry-run
+  cflat run --resume runs/icarl-digits-none-seed0
+"""
+
+
+def command(
+    overrides: Overrides = None,
+    method: Method = None,
+    data: Data = None,
+    optimizer: Annotated[str | None, typer.Option("--optimizer", "-o", help="See: cflat list optimizers")] = None,
+    preset: Preset = None,
+    seed: Annotated[int | None, typer.Option(help="Decides everything random")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run directory; default runs/METHOD-DATA-OPTIMIZER-seedN")] = None,
+    weights: Weights = None,
+    data_root: DataRoot = None,
+    config: Config = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on with the run in this directory")] = None,
+    track: Annotated[str | None, typer.Option(help="Also send numbers to tensorboard, wandb or mlflow")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the configuration and the plan, then stop")] = False,
+    quiet: Quiet = False,
+    json: Json = False,
+) -> None:
+    """Train a method on a stream of tasks and evaluate it after each."""
+    from cflat.experiments.presets import resolve_config
+    from cflat.experiments.results import RunFolder
+
+    layer = chosen_layer(
+        config,
+        overrides,
+        method=method,
+        data__name=data,
+        data__root=data_root,
+        optimizer=optimizer,
+        backbone__weights=weights,
+        preset=preset,
+        seed=seed,
+    )
+    if resume is not None:
+        if layer or out is not None:
+            raise ConfigError("--resume takes everything from the run directory; leave the other options out.")
+        resolved, folder = RunFolder(resume).load_config(), resume
+    else:
+        resolved = resolve_config(layer)
+        folder = out or _free_folder(resolved)
+    if dry_run:
+        _show_plan(resolved, folder, json)
+        return
+    observers = _observers(resolved, folder, track, quiet or json)
+    summary = _train(resolved, folder, resume is not None, observers)
+    if json:
+        emit_json({"out": str(folder), **summary.to_dict()})
+    else:
+        _show(summary, folder)
+
+
+def _train(config: RunConfig, folder: Path, is_resumed: bool, observers: list[Observer]) -> RunSummary:
+    from cflat.experiments.interrupts import StopRequest
+    from cflat.experiments.run import run
+    from cflat.train import TrainingInterrupted
+
+    stop = StopRequest()
+    try:
+        with stop:
+            return run(config, folder, resume=is_resumed, observers=observers, should_stop=stop)
+    except TrainingInterrupted:
+        note(f"Stopped; everything so far is saved. Go on: cflat run --resume {folder}")
+        raise typer.Exit(stop.exit_code) from None
+    finally:
+        for observer in observers:
+            close = getattr(observer, "close", None)
+            if close is not None:
+                close()
+
+
+def _observers(config: RunConfig, folder: Path, track: str | None, is_silent: bool) -> list[Observer]:
+    from cflat.cli.progress import make_progress
+    from cflat.experiments.trackers import TrackerObserver, create_tracker
+
+    observers: list[Observer] = [] if is_silent else [make_progress()]
+    if track is not None:
+        observers.append(TrackerObserver(create_tracker(track, config, folder)))
+    return observers
+
+
+def _free_folder(config: RunConfig) -> Path:
+    """Return a folder under ``runs`` that is not taken."""
+    name = safe_name(config.method.name, config.data.name, config.optimizer.name, f"seed{config.seed}")
+    path, number = Path("runs") / name, 2
+    while path.exists():
+        path, number = Path("runs") / f"{name}-{number}", number + 1
+    return path
+
+
+def _show(summary: RunSummary, folder: Path) -> None:
+    from cflat.metrics import METRICS
+
+    rows = [
+        [name, *(percent(getattr(matrix, metric)) for metric in METRICS)] for name, matrix in summary.accuracy.items()
+    ]
+    out = console()
+    config = summary.config
+    title = f"{config.method.name} on {config.data.name} with {config.optimizer.name}, seed {config.seed} (percent)"
+    out.print(table(title, ["score", *(metric.title for metric in METRICS.values())], rows))
+    for metric in METRICS.values():
+        out.print(f"  {metric.title}: {metric.definition}")
+    out.print(
+        f"{summary.value('images_per_second'):.0f} images/s, "
+        f"{summary.value('evaluations_per_step'):.2f} evaluations/step, "
+        f"{summary.cost['peak_memory_bytes'] / 2**20:.0f} MiB, {summary.seconds:.1f} s"
+    )
+    out.print(f"Results: {folder}")
+    next_command(
+        f"cflat compare --method {config.method.name} --data {config.data.name} "
+        f"--optimizers none,c_flat,c_flat_turbo --seeds 0,1,2"
+    )
+
+
+def _show_plan(config: RunConfig, folder: Path, as_json: bool) -> None:
+    from cflat.experiments.plan import plan_run
+
+    plan = plan_run(config)
+    if as_json:
+        emit_json({"out": str(folder), "config": config.to_dict(), "plan": plan.to_dict()})
+        return
+    print(config.to_yaml())
+    rows: list[list[str]] = [
+        [str(task.index), task.name, str(task.train_images), str(task.test_images), str(task.steps)]
+        for task in plan.tasks
+    ]
+    columns = ["task", "name", "train images", "test images", "steps"]
+    console().print(table("", columns, rows, num_text=2))
+    print(f"{plan.steps} steps without exemplars, {plan.evaluations} evaluations per step; run directory {folder}")
+    next_command("the same without --dry-run")
