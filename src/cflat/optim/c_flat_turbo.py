@@ -276,9 +276,7 @@ class _Branch:
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Take over what `state` returned; a component that was cached by a step now given up is dropped."""
-        if self.refreshed_at != state["refreshed_at"]:
-            self.memory.clear()
+        """Take over what `state` returned."""
         self.trigger.load(state["trigger"])
         along, beta = state["coefficients"]
         self.coefficients, self.refreshed_at = (along, beta), state["refreshed_at"]
