@@ -8,8 +8,7 @@ from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +17,7 @@ from torch.optim import Optimizer
 from cflat._errors import ClosureError, check
 from cflat.optim._guards import BufferGuard, RandomGuard
 from cflat.optim._memory import DirectionMemory
+from cflat.optim._options import StepOptions
 from cflat.optim._passes import Direction, Passes
 from cflat.optim._scaling import refuse_scaler
 from cflat.optim._schedules import Radius, check_radius, radius_at
@@ -31,40 +31,6 @@ if TYPE_CHECKING:
 __all__ = ["SharpnessAware", "StepOptions"]
 
 _STATE_VERSION = 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepOptions:
-    """How a step is carried out; the same for every algorithm.
-
-    Args:
-        max_norm: Clip gradients to this global norm; None does not clip.
-        clip: Clip the ``"final"`` direction only, or ``"each"`` gradient as well as it is computed.
-        replay_rng: Let all evaluations of a step see the same dropout masks.
-        guard_buffers: Undo what extra evaluations do to the buffers of ``model``.
-        perturbation: ``"synced"``: all ranks perturb alike, by the averaged gradient (equals one large batch).
-            ``"local"``: each rank perturbs by its own gradient (m-sharpness) and only the direction is averaged;
-            needs ``model`` to be wrapped in DistributedDataParallel.
-        process_group: The ranks that must take the same decisions. ``"auto"``: all of them if torch.distributed is
-            initialized; None: this process decides alone.
-    """
-
-    max_norm: float | None = None
-    clip: Literal["final", "each"] = "final"
-    replay_rng: bool = True
-    guard_buffers: bool = True
-    perturbation: Literal["synced", "local"] = "synced"
-    process_group: ProcessGroup | Literal["auto"] | None = "auto"
-
-    def __post_init__(self) -> None:
-        if self.max_norm is not None:
-            check("max_norm", self.max_norm, above=0)
-        if self.clip not in ("final", "each"):
-            raise ValueError(f"clip must be 'final' or 'each', got {self.clip!r}.")
-        if self.perturbation not in ("synced", "local"):
-            raise ValueError(f"perturbation must be 'synced' or 'local', got {self.perturbation!r}.")
-        if isinstance(self.process_group, str) and self.process_group != "auto":
-            raise ValueError(f"process_group must be a ProcessGroup, 'auto' or None, got {self.process_group!r}.")
 
 
 class SharpnessAware(Optimizer):
@@ -101,8 +67,11 @@ class SharpnessAware(Optimizer):
             )
         if isinstance(base, SharpnessAware):
             raise TypeError(f"base must be a plain torch optimizer, got {type(base).__name__}, which wraps one.")
-        if inspect.signature(base.step).parameters["closure"].default is inspect.Parameter.empty:
-            raise TypeError(f"base must be able to step without a closure, got {type(base).__name__}, which cannot.")
+        try:
+            inspect.signature(base.step).bind()
+        except TypeError:
+            name = type(base).__name__
+            raise TypeError(f"base must be able to step without a closure, got {name}, which cannot.") from None
         if self._has_radius:
             check_radius("rho", rho)
         if not isinstance(options, StepOptions | None):
@@ -306,10 +275,10 @@ class SharpnessAware(Optimizer):
         super().__setstate__({})
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # Lightning Fabric's wrapper takes on our class but holds the optimizer in `_optimizer`: state set through it
-        # must not split off. `step` is what LR schedulers patch on the object that they are given.
-        owner = self if name == "step" else self.__dict__.get("_optimizer", self)
-        object.__setattr__(owner, name, value)
+        # The wrappers of Lightning and Fabric take on our class but hold the optimizer in `_optimizer`: state that our
+        # methods set through them must not split off. LR schedulers patch `step` on the object that they are given.
+        is_own = name in self.__dict__ or name == "step"
+        object.__setattr__(self if is_own else self.__dict__.get("_optimizer", self), name, value)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(rho={self._radius}, base={type(self.base).__name__})"
