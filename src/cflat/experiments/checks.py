@@ -15,7 +15,7 @@ from cflat.train.settings import BaseSettings, RuntimeSettings
 __all__ = ["backbone_family", "check_together"]
 
 ACCELERATORS = ("auto", "cpu", "cuda", "mps")
-STRATEGIES = ("auto", "ddp", "ddp_find_unused_parameters_true", "fsdp")
+STRATEGIES = ("auto", "ddp", "ddp_find_unused_parameters_true")
 PATCH_SIZE = 16
 """Of every listed ViT but the smoke one."""
 
@@ -123,7 +123,5 @@ def _check_runtime(runtime: RuntimeSettings) -> None:
             )
     if runtime.precision == "16" and runtime.accelerator == "cpu":
         raise ConfigError("runtime.precision 16 needs a GPU; use 32 or bf16 on a CPU.")
-    if runtime.strategy == "fsdp" and runtime.accelerator in ("cpu", "mps"):
-        raise ConfigError("runtime.strategy 'fsdp' needs CUDA devices; use ddp.")
     if runtime.accelerator == "mps" and runtime.devices * runtime.num_nodes > 1:
         raise ConfigError("runtime.accelerator 'mps' has one device; set runtime.devices=1.")

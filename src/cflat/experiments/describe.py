@@ -16,7 +16,7 @@ from cflat.experiments.config import SECTIONS
 from cflat.methods import get_method_spec, list_methods
 from cflat.optim import get_optimizer_spec, list_optimizers
 
-__all__ = ["Key", "describe_keys"]
+__all__ = ["Key", "describe_keys", "markdown_keys"]
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,21 @@ def describe_keys(of: str | None = None) -> list[Key]:
     if name in optimizers:
         return list(_of_optimizer(name))
     raise ConfigError(f"No method or optimizer is called {of!r}.{suggest(name, methods + optimizers)}")
+
+
+def markdown_keys() -> str:
+    """Return the keys that all runs share as a Markdown table; ``docs/configuration.md`` holds it."""
+    lines = ["| key | default | meaning |", "|---|---|---|"]
+    for key in describe_keys():
+        default = (
+            "null"
+            if key.default is None
+            else str(key.default).lower()
+            if isinstance(key.default, bool)
+            else key.default
+        )
+        lines.append(f"| `{key.path}` | `{default}` | {key.meaning.replace('``', '`').replace('|', '/')} |")
+    return "\n".join(lines) + "\n"
 
 
 def _of_dataclass(section: str, cls: type[Any]) -> Iterator[Key]:

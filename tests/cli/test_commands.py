@@ -1,0 +1,206 @@
+"""The command line: every command for people and for scripts, and one sentence for every mistake."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cflat.cli.listing import LISTS
+from cflat.cli.main import run_app
+from cflat.cli.options import safe_name
+from cflat.cli.output import percent, plus_minus
+from cflat.experiments.results import RunFolder
+
+SMOKE = ["run", "--method", "icarl", "--data", "digits", "--preset", "smoke", "stream.initial=5", "stream.increment=5"]
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("CFLAT_DATA", raising=False)
+
+
+def output_of(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
+    assert run_app(arguments) == code
+    return capsys.readouterr().out
+
+
+def json_of(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> dict | list:
+    return json.loads(output_of(capsys, *arguments, "--json", code=code))
+
+
+@pytest.mark.parametrize("command", ["", "demo", "run", "compare", "list", "doctor", "check-data"])
+def test_every_command_shows_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = output_of(capsys, *command.split(), "--help")
+    assert f"Examples:\n    cflat {command}".rstrip() in text
+
+
+def test_a_run_tells_its_result_and_the_next_command(capsys: pytest.CaptureFixture[str]) -> None:
+    text = output_of(capsys, *SMOKE, "--quiet")
+    lines = text.splitlines()
+    assert "Avg" in text
+    assert "mean over stages" in text
+    assert "Results: runs/icarl-digits-none-seed0" in lines
+    assert lines[-1].startswith("Next: cflat compare --method icarl")
+    again = json_of(capsys, *SMOKE)
+    assert again["out"] == "runs/icarl-digits-none-seed0-2"
+    assert 0 <= again["last"] <= 1
+    resumed = json_of(capsys, "run", "--resume", again["out"])
+    assert resumed == again
+
+
+def test_progress_goes_to_standard_error_in_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_app(SMOKE) == 0
+    captured = capsys.readouterr()
+    assert "task 2/2 (classes 5-9): accuracy cnn" in captured.err
+    assert "\x1b" not in captured.err + captured.out
+    assert "task 2/2" not in captured.out
+
+
+def test_a_dry_run_plans_and_does_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    plan = json_of(capsys, *SMOKE, "--dry-run", "train.epochs=2")
+    assert plan["config"]["train"]["epochs"] == 2
+    assert plan["plan"]["steps"] == sum(task["steps"] for task in plan["plan"]["tasks"])
+    text = output_of(capsys, *SMOKE, "--dry-run")
+    assert "stream:\n  scenario: class\n" in text
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_configuration_file_is_the_lowest_layer(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("method: {name: icarl, temperature: 3}\ndata: digits\npreset: smoke\nseed: 4\n")
+    plan = json_of(capsys, "run", "-c", "c.yaml", "--seed", "5", "--dry-run", "method.temperature=4")
+    assert plan["config"]["method"]["temperature"] == 4
+    assert plan["config"]["seed"] == 5
+    other = json_of(capsys, "run", "-c", "c.yaml", "--method", "finetune", "--dry-run")
+    assert other["config"]["method"]["name"] == "finetune"
+
+
+def test_a_comparison_prints_both_tables(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["compare", *SMOKE[1:], "--optimizers", "none,sam", "--seeds", "0,1", "data.train_per_class=4"]
+    text = output_of(capsys, *arguments, "--quiet")
+    assert "mean ± deviation over 2 seeds" in text
+    assert "difference to none, seed by seed" in text
+    found = json_of(capsys, *arguments)
+    assert [row["optimizer"] for row in found["rows"]] == ["none", "sam"]
+    assert found["rows"][1]["evaluations_per_step"]["mean"] == 2
+
+
+@pytest.mark.parametrize("what", list(LISTS))
+def test_lists_are_for_people_and_for_scripts(what: str, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = json_of(capsys, "list", what)
+    assert len(rows) >= 4
+    text = output_of(capsys, "list", what)
+    assert all(str(next(iter(row.values()))) in text for row in rows)
+    assert text.splitlines()[-1].startswith("Next: cflat")
+
+
+def test_keys_of_one_choice_come_with_their_meaning(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = {row["key"]: row for row in json_of(capsys, "list", "keys", "c-flat-turbo")}
+    assert rows["optimizer.rho"]["meaning"].startswith("Radius of the neighbourhood")
+    assert rows["optimizer.rules"]["default"] == "paper"
+    assert all(row["meaning"] for row in rows.values())
+    memory = {row["key"]: row for row in json_of(capsys, "list", "keys", "icarl")}
+    assert "exemplars" in memory["method.memory_total"]["meaning"].lower()
+
+
+def test_the_doctor_reports_the_machine(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CFLAT_DATA", "/no/such/folder")
+    facts = json_of(capsys, "doctor")
+    assert facts["data_root"] == "/no/such/folder (not a folder)"
+    assert facts["packages"]["torch"]
+    assert "free disk" in output_of(capsys, "doctor")
+
+
+def test_data_is_checked(capsys: pytest.CaptureFixture[str]) -> None:
+    assert json_of(capsys, "check-data", "digits")["ok"] is True
+    assert "Digits (digits): ok" in output_of(capsys, "check-data", "digits", "--fast")
+    report = json_of(capsys, "check-data", "cub200", "--root", "/no/such/folder", code=1)
+    assert report["ok"] is False
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([*SMOKE, "optimizer=c_flatt"], "Did you mean 'c_flat'?"),
+        ([*SMOKE, "train.epoch=1"], "Did you mean 'epochs'?"),
+        ([*SMOKE, "epochs"], "Expected key=value"),
+        ([*SMOKE, "--config", "none.yaml"], "cannot be read"),
+        ([*SMOKE, "--resume", "runs"], "--resume takes everything"),
+        ([*SMOKE, "--track", "wandbb"], "Did you mean 'wandb'?"),
+        ([*SMOKE, "--out", "/proc/cflat"], "cannot be made"),
+        (["run", "--resume", "nowhere"], "is no run directory"),
+        (["run"], "method.name must be given"),
+        (["run", "--method", "icarl", "--data", "cub200", "--preset", "smoke"], "needs a data root"),
+        (["compare", *SMOKE[1:], "--seeds", "a"], "--seeds must be whole numbers"),
+        (["compare", *SMOKE[1:], "--optimizers", "none,none"], "optimizers must be given once each"),
+        (["compare", *SMOKE[1:], "--executor", "moon"], "Unknown executor 'moon'"),
+        (["list", "method"], "Did you mean 'methods'?"),
+        (["list", "keys", "icarll"], "Did you mean 'icarl'?"),
+        (["list", "methods", "icarl"], "A name goes with keys only"),
+        (["check-data", "digit"], "Did you mean 'digits'?"),
+        (["run", "--methd", "icarl"], "--methd"),
+        (["runn"], "runn"),
+    ],
+)
+def test_wrong_input_is_one_sentence_and_exit_code_2(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_app(arguments) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert "Traceback" not in captured.err
+    assert captured.out == ""
+    if captured.err.startswith("cflat:"):
+        assert len(captured.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+def test_a_signal_saves_and_says_how_to_go_on(number: signal.Signals, tmp_path: Path) -> None:
+    arguments = [*SMOKE, "--out", "run", "train.epochs=100000", "train.checkpoint_minutes=60"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "cflat", *arguments],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert process.stderr is not None
+    while "epoch 1:" not in process.stderr.readline():
+        assert process.poll() is None
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 128 + number
+    assert errors.splitlines()[-1] == "Stopped; everything so far is saved. Go on: cflat run --resume run"
+    assert list((tmp_path / "run" / "checkpoints").glob("*.pt"))
+    assert not RunFolder(tmp_path / "run").is_finished
+
+
+def test_without_the_bench_the_command_says_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text("raise ModuleNotFoundError('no typer', name='typer')\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "cflat", "doctor"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )
+    assert done.returncode == 1
+    assert done.stderr.strip().endswith("needs the package 'typer'; run: pip install 'cflat[bench]'")
+
+
+def test_help_needs_none_of_the_heavy_parts() -> None:
+    """Torch comes with the package itself; data, networks and figures must wait for a command that needs them."""
+    heavy = {"timm", "torchvision", "pydantic", "scipy", "matplotlib", "sklearn", "lightning_fabric"}
+    code = f"import sys, cflat.cli.main; print(sorted({heavy} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_names_and_numbers_are_formatted() -> None:
+    assert safe_name("a", "folder:/x/my data") == "a-folder-my-data"
+    assert (percent(0.5), percent(float("nan"))) == ("50.00", "-")
+    assert plus_minus(0.5, float("nan"), scale=100) == "50.00"
