@@ -56,7 +56,7 @@ OPTIMIZERS = (
     Case(
         "c_flat_plus",
         "c_flat_plus",
-        {"rho": 0.1, "lam": 0.2, "amplitude": 20.0, "steepness": 0.3, "midpoint": 8.0, "gain": 0.8},
+        {"rho": 0.1, "lam": 0.2, "amplitude": 3.0, "steepness": 0.3, "midpoint": 8.0, "gain": 0.8},
     ),
     Case("c_flat_turbo", "c_flat_turbo", _TURBO),
 )
