@@ -8,11 +8,14 @@ BIN := $(VENV)/bin
 demo: $(VENV)/.bench  ## train digits with plain SGD, C-Flat and C-Flat Turbo; show what it gained and cost
 	$(BIN)/cflat demo
 
+# Two workers with one thread each: torch's own threads would only fight over two cores.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+
 test: $(VENV)/.dev  ## the default suite (at most 10 minutes on 2 cores)
-	$(BIN)/pytest
+	$(PYTEST)
 
 test-slow: $(VENV)/.dev  ## the long runs: real data, kills and resumes
-	$(BIN)/pytest -m slow
+	$(PYTEST) -m slow
 
 lint: $(VENV)/.dev  ## exactly what CI checks besides the tests
 	$(BIN)/ruff check .

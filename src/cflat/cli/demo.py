@@ -23,7 +23,7 @@ OPTIMIZERS = ("none", "c_flat", "c_flat_turbo")
 SEEDS = (0, 1, 2)
 DEMO: dict[str, Any] = {
     "method": "icarl",
-    "data": {"name": "digits", "train_per_class": 60},
+    "data": {"name": "digits", "train_per_class": 40},
     "preset": "cpu",
     "runtime": {"threads": 1},
 }

@@ -26,7 +26,8 @@ class MSAM(SharpnessAware):
     """Descend along the gradient at theta - rho * v / |v|, where v = momentum * v + g is collected over the steps.
 
     Costs one evaluation per step and keeps one gradient-sized buffer of its own, whatever the base optimizer is.
-    Unlike in the authors' code the weights are back at theta between steps, so they can be evaluated and saved.
+    Unlike in the authors' code the weights are back at theta between steps, so they can be evaluated and saved. The
+    loss that a step returns is that of its only evaluation, at the perturbed weights.
 
     Args:
         base: Any torch optimizer; its groups and schedules stay in charge of the update.
