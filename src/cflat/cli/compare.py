@@ -22,7 +22,7 @@ from cflat.cli.options import (
     chosen_layer,
     safe_name,
 )
-from cflat.cli.output import console, emit_json, next_command, note, plus_minus, table
+from cflat.cli.output import console, emit_json, next_command, note, plus_minus, table, tell_stopping
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -85,22 +85,28 @@ def run_comparison(
     layer: dict[str, object], optimizers: Sequence[str], seeds: Sequence[int], folder: Path, is_silent: bool
 ) -> Comparison:
     """Run what is missing, with progress, and return the comparison; a signal ends the command cleanly."""
-    from cflat.cli.progress import make_progress
+    from cflat.cli.progress import close_all, make_progress
     from cflat.experiments.compare import SerialExecutor, compare
     from cflat.experiments.interrupts import StopRequest
     from cflat.train import TrainingInterrupted
 
-    def observe(job: Job) -> Sequence[Observer]:
-        label = f"{job.config.optimizer.name} seed {job.config.seed}"
-        return () if is_silent else [make_progress(label, every_epoch=False)]
+    shown: list[Observer] = []
 
-    stop = StopRequest()
+    def observe(job: Job) -> Sequence[Observer]:
+        if is_silent:
+            return ()
+        shown.append(make_progress(f"{job.config.optimizer.name} seed {job.config.seed}", every_epoch=False))
+        return shown[-1:]
+
+    stop = StopRequest(tell_stopping)
     try:
         with stop:
             return compare(layer, optimizers, seeds, folder, SerialExecutor(observe, stop))
     except TrainingInterrupted:
         note("Stopped; everything so far is saved. Go on with the same command.")
         raise typer.Exit(stop.exit_code) from None
+    finally:
+        close_all(shown)
 
 
 def show_comparison(comparison: Comparison) -> None:

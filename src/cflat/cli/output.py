@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +12,17 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["console", "emit_json", "next_command", "note", "percent", "plus_minus", "table"]
+__all__ = [
+    "console",
+    "emit_json",
+    "is_main_process",
+    "next_command",
+    "note",
+    "percent",
+    "plus_minus",
+    "table",
+    "tell_stopping",
+]
 
 PLAIN_WIDTH = 200
 """Columns for output into a file or pipe: tables are not folded there."""
@@ -26,6 +37,16 @@ def console() -> Console:
 def note(text: str) -> None:
     """Tell a person something that is no result; goes to standard error, so that pipes stay clean."""
     print(text, file=sys.stderr, flush=True)
+
+
+def tell_stopping() -> None:
+    """Answer the first Ctrl-C."""
+    note("Stopping after this step; press Ctrl-C again to end at once.")
+
+
+def is_main_process() -> bool:
+    """Whether this process may print: the only one, or the first of those that train together."""
+    return os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) == "0"
 
 
 def emit_json(values: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterable
 from typing import Any
 
 from rich.console import Console
@@ -13,7 +14,7 @@ from cflat.cli.output import percent
 from cflat.train import Observer
 from cflat.train.observer import StepEvent
 
-__all__ = ["BarProgress", "LineProgress", "make_progress"]
+__all__ = ["BarProgress", "LineProgress", "close_all", "make_progress"]
 
 REFRESH_SECONDS = 0.25
 """Reading the loss waits for the device, so that it is done only so often."""
@@ -22,6 +23,14 @@ REFRESH_SECONDS = 0.25
 def make_progress(label: str = "", *, every_epoch: bool = True) -> Observer:
     """Return the observer that suits where standard error goes."""
     return BarProgress(label) if sys.stderr.isatty() else LineProgress(label, every_epoch=every_epoch)
+
+
+def close_all(observers: Iterable[Observer]) -> None:
+    """Close the observers that hold something open: bars and trackers."""
+    for observer in observers:
+        close = getattr(observer, "close", None)
+        if close is not None:
+            close()
 
 
 class LineProgress(Observer):

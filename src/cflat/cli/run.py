@@ -21,7 +21,16 @@ from cflat.cli.options import (
     chosen_layer,
     safe_name,
 )
-from cflat.cli.output import console, emit_json, next_command, note, percent, table
+from cflat.cli.output import (
+    console,
+    emit_json,
+    is_main_process,
+    next_command,
+    note,
+    percent,
+    table,
+    tell_stopping,
+)
 
 if TYPE_CHECKING:
     from cflat.experiments.config import RunConfig
@@ -84,6 +93,8 @@ def command(
         return
     observers = _observers(resolved, folder, track, quiet or json)
     summary = _train(resolved, folder, resume is not None, observers)
+    if not is_main_process():
+        return
     if json:
         emit_json({"out": str(folder), **summary.to_dict()})
     else:
@@ -91,11 +102,12 @@ def command(
 
 
 def _train(config: RunConfig, folder: Path, is_resumed: bool, observers: list[Observer]) -> RunSummary:
+    from cflat.cli.progress import close_all
     from cflat.experiments.interrupts import StopRequest
     from cflat.experiments.run import run
     from cflat.train import TrainingInterrupted
 
-    stop = StopRequest()
+    stop = StopRequest(tell_stopping)
     try:
         with stop:
             return run(config, folder, resume=is_resumed, observers=observers, should_stop=stop)
@@ -103,10 +115,7 @@ def _train(config: RunConfig, folder: Path, is_resumed: bool, observers: list[Ob
         note(f"Stopped; everything so far is saved. Go on: cflat run --resume {folder}")
         raise typer.Exit(stop.exit_code) from None
     finally:
-        for observer in observers:
-            close = getattr(observer, "close", None)
-            if close is not None:
-                close()
+        close_all(observers)
 
 
 def _observers(config: RunConfig, folder: Path, track: str | None, is_silent: bool) -> list[Observer]:

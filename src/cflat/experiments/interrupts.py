@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Callable
 from types import FrameType, TracebackType
 
 __all__ = ["StopRequest"]
@@ -12,12 +13,16 @@ __all__ = ["StopRequest"]
 class StopRequest:
     """Remember the first SIGINT or SIGTERM instead of dying of it; a second one ends the process as usual.
 
+    Args:
+        tell: Called at the first signal, to let the user know that it was heard.
+
     >>> with StopRequest() as stop:
     ...     stop()
     False
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tell: Callable[[], None] = lambda: None) -> None:
+        self.tell = tell
         self.signal: int | None = None
         self._previous: dict[int, object] = {}
 
@@ -44,6 +49,7 @@ class StopRequest:
     def _remember(self, number: int, frame: FrameType | None) -> None:
         self.signal = number
         self._restore()
+        self.tell()
 
     def _restore(self) -> None:
         while self._previous:

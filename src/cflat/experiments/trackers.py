@@ -129,6 +129,10 @@ class TrackerObserver(Observer):
         """Take over the number of epochs."""
         self.step = state.get("step", 0)
 
+    def close(self) -> None:
+        """Send what is left."""
+        self.tracker.close()
+
     def _log(self, kind: str, record: dict[str, Any]) -> None:
         values = {f"{kind}/{key}": value for key, value in flatten(record).items() if isinstance(value, int | float)}
         self.tracker.log(self.step, values)
