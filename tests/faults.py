@@ -13,7 +13,7 @@ from torch.nn import functional as F
 import cflat
 from cases import OPTIMIZERS, TURBO_VARIANTS, Case
 
-EVERY = (*OPTIMIZERS, *TURBO_VARIANTS[:3])
+EVERY = (*OPTIMIZERS, TURBO_VARIANTS[0], TURBO_VARIANTS[2])
 """All optimizers, and Turbo with both readings of its open points."""
 
 DOORS = ("step", "with", "bare")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -118,6 +119,8 @@ def run(rank: int) -> dict[str, Any]:
 if __name__ == "__main__":
     own_rank, folder = int(sys.argv[1]), sys.argv[2]
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=own_rank, world_size=2)
+    store = f"file://{folder}/store"
+    patience = timedelta(seconds=120)  # ranks that disagree wait for each other
+    dist.init_process_group("gloo", init_method=store, rank=own_rank, world_size=2, timeout=patience)
     torch.save(run(own_rank), f"{folder}/rank{own_rank}.pt")
     dist.destroy_process_group()

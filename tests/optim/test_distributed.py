@@ -28,7 +28,11 @@ def ranks(tmp_path_factory):
             subprocess.Popen([*command, str(rank), str(folder)], env=environment, stdout=log, stderr=log)
             for rank in (0, 1)
         ]
-        codes = [process.wait(timeout=600) for process in processes]
+        try:
+            codes = [process.wait(timeout=600) for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
     assert codes == [0, 0], (folder / "log.txt").read_text()
     return [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in (0, 1)]
 

@@ -98,6 +98,20 @@ def test_all_passes_of_a_step_see_the_same_masks(row):
             assert is_shared == (replay or len(masks) == 1)
 
 
+def test_a_pass_that_draws_more_does_not_shift_the_stream():
+    """Only the first evaluation counts, also if a later one takes another path through the model."""
+    weight = nn.Parameter(torch.ones(3))
+    optimizer = case("c_flat").make(torch.optim.SGD([weight], lr=0.1))
+    torch.manual_seed(2)
+    torch.rand(4)
+    expected = torch.get_rng_state()
+    torch.manual_seed(2)
+    for index in optimizer.passes():
+        torch.rand(4 + index)
+        weight.square().sum().backward()
+    assert torch.equal(torch.get_rng_state(), expected)
+
+
 def test_guards_can_be_switched_off():
     model = _model()
     options = StepOptions(guard_buffers=False, replay_rng=False)
