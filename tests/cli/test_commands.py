@@ -15,7 +15,11 @@ from cflat.cli.listing import LISTS
 from cflat.cli.main import run_app
 from cflat.cli.options import safe_name
 from cflat.cli.output import percent, plus_minus
+from cflat.cli.progress import BarProgress
+from cflat.experiments.documents import parse_overrides
+from cflat.experiments.presets import resolve_config
 from cflat.experiments.results import RunFolder
+from cflat.experiments.run import run
 
 SMOKE = ["run", "--method", "icarl", "--data", "digits", "--preset", "smoke", "stream.initial=5", "stream.increment=5"]
 
@@ -58,9 +62,17 @@ def test_a_run_tells_its_result_and_the_next_command(capsys: pytest.CaptureFixtu
 def test_progress_goes_to_standard_error_in_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_app(SMOKE) == 0
     captured = capsys.readouterr()
-    assert "task 2/2 (classes 5-9): accuracy cnn" in captured.err
+    assert "task 2/2 (classes 5-9): cnn" in captured.err
     assert "\x1b" not in captured.err + captured.out
     assert "task 2/2" not in captured.out
+
+
+def test_the_bar_of_a_terminal_shows_every_task(capsys: pytest.CaptureFixture[str]) -> None:
+    bar = BarProgress("label")
+    run(resolve_config(parse_overrides([*SMOKE[-2:], "method=icarl", "data=digits", "preset=smoke"])), observers=[bar])
+    text = capsys.readouterr().err
+    assert "label task 1/2 (classes 0-4): cnn" in text
+    assert "label task 2/2 (classes 5-9): cnn" in text
 
 
 def test_a_dry_run_plans_and_does_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -138,7 +138,7 @@ def show_comparison(comparison: Comparison) -> None:
 
 
 def _difference(found: PairedDifference) -> str:
-    p = "" if math.isnan(found.p) else f" (p {found.p:.2f})"
+    p = "" if math.isnan(found.p) else f" (p {found.p:.2g})"
     return f"{100 * found.mean:+.2f}" + ("" if math.isnan(found.std) else f" ± {100 * found.std:.2f}") + p
 
 

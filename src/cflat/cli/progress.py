@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from cflat.cli.output import percent
+from cflat.data import Task
 from cflat.train import Observer
 from cflat.train.observer import StepEvent
 
@@ -53,7 +54,7 @@ class LineProgress(Observer):
             evaluations = record["evaluations"] / max(1, record["steps"])
             self._say(
                 f"task {record['task'] + 1}/{self.num_tasks} epoch {record['epoch'] + 1}: "
-                f"loss {record['loss']:.4f}, {evaluations:.2f} evaluations/step"
+                f"loss {record['loss']:.4f}, {evaluations:.2f} eval/step"
             )
 
     def on_task_end(self, record: dict[str, Any]) -> None:
@@ -88,6 +89,10 @@ class BarProgress(Observer):
         self.num_tasks = num_tasks
         self._bar.start()
 
+    def on_task_start(self, task: Task) -> None:
+        """Measure speed by task: what lies between tasks is not training."""
+        self._since, self._images = time.monotonic(), 0
+
     def on_step(self, event: StepEvent) -> None:
         """Move the bar, a few times per second."""
         self._images += event.num_images
@@ -110,7 +115,6 @@ class BarProgress(Observer):
     def on_task_end(self, record: dict[str, Any]) -> None:
         """Print the accuracy above the bar; after the last task, take the bar away."""
         self._bar.console.print(self.label + describe_task(record, self.num_tasks), highlight=False)
-        self._since, self._images = time.monotonic(), 0
         if record["task"] + 1 == self.num_tasks:
             self.close()
 
@@ -127,6 +131,6 @@ def describe_task(record: dict[str, Any], num_tasks: int) -> str:
         if isinstance(value, dict) and "stage_accuracy" in value
     )
     return (
-        f"task {record['task'] + 1}/{num_tasks} ({record['name']}): accuracy {scores}; "
-        f"{record['images_per_second']:.0f} img/s, {record['evaluations_per_step']:.2f} evaluations/step"
+        f"task {record['task'] + 1}/{num_tasks} ({record['name']}): {scores}; "
+        f"{record['images_per_second']:.0f} img/s, {record['evaluations_per_step']:.2f} eval/step"
     )
