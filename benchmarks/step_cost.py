@@ -367,6 +367,7 @@ def main() -> None:
     parser.add_argument("--nets", nargs="+", choices=NETS, default=list(NETS))
     parser.add_argument("--batch", nargs="+", type=int, default=[4, 32])
     parser.add_argument("--rounds", type=int, default=7, help="timing rounds; 0 only counts")
+    parser.add_argument("--timed", default="", help="time only candidates whose name contains one of these, by comma")
     parser.add_argument("--out", type=Path, help="write all numbers to this JSON file")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -374,7 +375,8 @@ def main() -> None:
     results: dict[str, object] = {"torch": torch.__version__, "cflat": cflat.__version__}
     for net in arguments.nets:
         counted = {c.name: asdict(count(net, c)) for c in candidates()}
-        timed = {b: measure(Bench(net, b), candidates(), arguments.rounds) for b in arguments.batch if arguments.rounds}
+        chosen = [c for c in candidates() if any(part in c.name for part in arguments.timed.split(","))]
+        timed = {b: measure(Bench(net, b), chosen, arguments.rounds) for b in arguments.batch if arguments.rounds}
         results[net] = {"counts": counted, "ratios": timed}
         print_table(net, counted, timed)
         if arguments.out:
@@ -389,7 +391,9 @@ def print_table(net: str, counted: dict, timed: dict) -> None:
         line = f"{name:<32} {row['evaluations']:>6.2f} {row['aten_calls']:>7.0f} {row['host_syncs']:>6.1f} "
         line += f"{row['buffers_in_pass']:>8.2f} {row['buffers_kept']:>5.2f}"
         for ratios in timed.values():
-            entry = ratios[name]
+            entry = ratios.get(name)
+            if entry is None:
+                continue
             line += f"   {entry['median']:>10.3f} ({entry['q25']:.3f}-{entry['q75']:.3f})   "
         print(line, flush=True)
 
