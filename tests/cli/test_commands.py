@@ -157,7 +157,7 @@ def test_data_is_checked(capsys: pytest.CaptureFixture[str]) -> None:
         (["list", "methods", "icarl"], "A name goes with keys only"),
         (["check-data", "digit"], "Did you mean 'digits'?"),
         (["run", "--methd", "icarl"], "--methd"),
-        (["runn"], "runn"),
+        (["ran"], "ran"),
     ],
 )
 def test_wrong_input_is_one_sentence_and_exit_code_2(

@@ -57,7 +57,7 @@ def test_values_arrive_with_their_types() -> None:
         ("optimizer.rho=0", r"optimizer.rho must be above 0, got 0.0"),
         ("optimizer.rho=.nan", r"optimizer.rho must be"),
         ("optimizer=c_flatt", r"optimizer.name: Unknown optimizer 'c_flatt'\. Did you mean 'c_flat'"),
-        ("method.temperatur=1", r"Did you mean 'temperature'"),
+        ("method.temp=1", r"Did you mean 'temperature'"),
         ("method.temperature=0", r"method.temperature must be above 0, got 0.0"),
         ("method=icarll", r"method.name: Unknown method 'icarll'\. Did you mean 'icarl'"),
         ("data=digit", r"Unknown dataset 'digit'\. Did you mean 'digits'"),

@@ -128,7 +128,8 @@ CPU: dict[str, Recipe] = {
     "aper": replace(_ADAPT, epochs=10, lr=0.02, batch_size=16),
     "ease": replace(_ADAPT, epochs=5, lr=0.02, batch_size=16),
     "duct": replace(_DUCT, epochs=3, batch_size=16),
-    "*": Recipe(epochs=3, lr=5e-3, batch_size=16, schedule="cosine"),
+    # 5e-3 destroys the pretrained features: iCaRL then ends at 2 % on 100 classes.
+    "*": Recipe(epochs=3, lr=1e-3, batch_size=16, schedule="cosine"),
 }
 """ViT-Tiny at 112 px, 20 training images per class."""
 
