@@ -368,13 +368,14 @@ def main() -> None:
     parser.add_argument("--batch", nargs="+", type=int, default=[4, 32])
     parser.add_argument("--rounds", type=int, default=7, help="timing rounds; 0 only counts")
     parser.add_argument("--timed", default="", help="time only candidates whose name contains one of these, by comma")
+    parser.add_argument("--no-counts", action="store_true", help="only time")
     parser.add_argument("--out", type=Path, help="write all numbers to this JSON file")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
 
     results: dict[str, object] = {"torch": torch.__version__, "cflat": cflat.__version__}
     for net in arguments.nets:
-        counted = {c.name: asdict(count(net, c)) for c in candidates()}
+        counted = {} if arguments.no_counts else {c.name: asdict(count(net, c)) for c in candidates()}
         chosen = [c for c in candidates() if any(part in c.name for part in arguments.timed.split(","))]
         timed = {b: measure(Bench(net, b), chosen, arguments.rounds) for b in arguments.batch if arguments.rounds}
         results[net] = {"counts": counted, "ratios": timed}
@@ -384,18 +385,18 @@ def main() -> None:
 
 
 def print_table(net: str, counted: dict, timed: dict) -> None:
-    print(f"\n{net}: cost of a step besides its evaluations")
-    head = f"{'optimizer':<32} {'evals':>6} {'ATen':>7} {'syncs':>6} {'in pass':>8} {'kept':>5}"
-    print(head + "".join(f"   batch {batch}: time ratio (q25-q75)" for batch in timed))
+    if counted:
+        print(f"\n{net}: counted, besides evaluations and the base optimizer's step")
+        print(f"{'optimizer':<32} {'evals':>6} {'ATen':>7} {'syncs':>6} {'in pass':>8} {'kept':>5}")
     for name, row in counted.items():
-        line = f"{name:<32} {row['evaluations']:>6.2f} {row['aten_calls']:>7.0f} {row['host_syncs']:>6.1f} "
-        line += f"{row['buffers_in_pass']:>8.2f} {row['buffers_kept']:>5.2f}"
-        for ratios in timed.values():
-            entry = ratios.get(name)
-            if entry is None:
-                continue
-            line += f"   {entry['median']:>10.3f} ({entry['q25']:.3f}-{entry['q75']:.3f})   "
-        print(line, flush=True)
+        numbers = f"{row['evaluations']:>6.2f} {row['aten_calls']:>7.0f} {row['host_syncs']:>6.1f}"
+        print(f"{name:<32} {numbers} {row['buffers_in_pass']:>8.2f} {row['buffers_kept']:>5.2f}")
+    for batch, ratios in timed.items():
+        print(f"\n{net}, batch {batch}: time of a step over that of its evaluations, median (q25-q75)")
+        for name, entry in ratios.items():
+            print(
+                f"{name:<32} {entry['median']:>6.3f} ({entry['q25']:.3f}-{entry['q75']:.3f}), {entry['rounds']} rounds"
+            )
 
 
 if __name__ == "__main__":
