@@ -276,3 +276,21 @@ def test_importing_the_package_needs_torch_alone():
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
     allowed = set(sys.stdlib_module_names) | {"cflat", "torch"}
     assert set(found) <= allowed
+
+
+def test_a_base_whose_step_knows_no_closure_is_welcome():
+    class Bare(torch.optim.SGD):
+        def step(self):
+            return super().step()
+
+    model = torch.nn.Linear(2, 1)
+    optimizer = cflat.SAM(Bare(model.parameters(), lr=0.1), model=model)
+    before = model.weight.detach().clone()
+
+    def closure():
+        loss = model(torch.ones(1, 2)).square().sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    assert not torch.equal(model.weight, before)
