@@ -3,7 +3,7 @@
     python benchmarks/step_cost.py --out step_cost.json            # all nets and batch sizes
     python benchmarks/step_cost.py --nets resnet18 --batch 32 --rounds 4
 
-Time is t_step / (evaluations * t_pass), where t_pass is a plain forward and backward pass measured in the same round:
+Time is t_step / (evaluations * t_pass), where t_pass is a plain forward and backward pass right before and after it:
 1.00 means that a step costs its evaluations and nothing else. All candidates are interleaved in every round, one
 thread, CPU time, so that the ratio survives a noisy machine; read the quartiles. Calls, synchronisations and buffers
 are counted, not timed. Peers are left out if absent: `pip install pytorch-optimizer scipy tqdm` and
@@ -75,11 +75,16 @@ def candidates() -> list[Candidate]:
         Candidate("plain SGD", sgd, _plain_step),
         ours("cflat none", "none"),
         ours("cflat SAM", "sam"),
+        ours("cflat ASAM", "asam"),
+        ours("cflat GSAM", "gsam"),
         ours("cflat LookSAM(5)", "looksam", k=5),
         ours("cflat FriendlySAM", "friendly_sam"),
-        ours("cflat GSAM", "gsam"),
+        ours("cflat MSAM", "msam"),
+        ours("cflat SS-SAM, p=0.5", "ss_sam", p=0.5),
+        ours("cflat AE-SAM", "ae_sam"),
         ours("cflat GAM", "gam"),
         ours("cflat C-Flat", "c_flat"),
+        ours("cflat C-Flat++", "c_flat_plus"),
         ours("cflat Turbo reuse only, k=5", "c_flat_turbo", k=5, trigger=False, schedule=False),
         ours("cflat Turbo surrogate steps", "c_flat_turbo", k=10**9, trigger=False, schedule=False),
         ours("cflat Turbo", "c_flat_turbo"),
@@ -321,29 +326,27 @@ def count(net: str, candidate: Candidate) -> Counts:
 
 def steps_per_round(candidate: Candidate) -> int:
     """A whole interval for optimizers whose steps differ."""
-    return 5 if "LookSAM" in candidate.name or "Turbo" in candidate.name else 1
+    differing = ("LookSAM", "Turbo", "SS-SAM", "AE-SAM", "C-Flat++")
+    return 5 if any(name in candidate.name for name in differing) else 1
 
 
 def measure(bench: Bench, chosen: list[Candidate], rounds: int) -> dict[str, dict[str, float]]:
-    """Interleave all candidates and one bare pass in every round; return ratio quartiles per candidate."""
+    """Interleave all candidates in every round, each between two bare passes of its own model; return ratio quartiles.
+
+    The two passes next to a step see the same machine as the step does, so drifts of its speed cancel in the ratio.
+    """
     runners = [bench.start(candidate) for candidate in chosen]
     for running in runners:
         running.step()
         running.step()
     ratios: dict[str, list[float]] = {candidate.name: [] for candidate in chosen}
     for _ in range(rounds):
-        passes = []
         for running in runners:
-            passes.append(_cpu_seconds(running.bare_pass))
             running.evaluations = 0
-            steps = steps_per_round(running.candidate)
-            seconds = sum(_cpu_seconds(running.step) for _ in range(steps))
-            ratios[running.candidate.name].append((seconds, running.evaluations))
-        pass_seconds = statistics.median(passes)
-        for entries in ratios.values():
-            if isinstance(entries[-1], tuple):
-                seconds, evaluations = entries[-1]
-                entries[-1] = seconds / (evaluations * pass_seconds)
+            before = _cpu_seconds(running.bare_pass)
+            seconds = sum(_cpu_seconds(running.step) for _ in range(steps_per_round(running.candidate)))
+            after = _cpu_seconds(running.bare_pass)
+            ratios[running.candidate.name].append(seconds / (running.evaluations * (before + after) / 2))
     quartiles = {}
     for name, values in ratios.items():
         ordered = sorted(values)

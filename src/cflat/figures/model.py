@@ -1,0 +1,119 @@
+"""A figure as data: panels of marks with labels, so that print and screen draw the same thing.
+
+Functions that make figures return `FigureData`; `cflat.figures.static` draws it with matplotlib (SVG, PDF, PNG) and
+`cflat.figures.interactive` with plotly. Arrays are lists of plain numbers, so a figure is also a JSON file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+__all__ = ["MAX_POINTS", "Bars", "Curve", "FigureData", "Heatmap", "Panel", "downsampled"]
+
+MAX_POINTS = 2000
+"""Longer curves are thinned out before they are stored or drawn."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Points in the plane, joined or not, with an optional band around them."""
+
+    name: str
+    x: list[float]
+    y: list[float]
+    low: list[float] | None = None
+    """Lower edge of the band; None draws none."""
+    high: list[float] | None = None
+    style: Literal["line", "points", "steps", "dashed", "line+points"] = "line"
+    group: str | None = None
+    """Curves of one group share a colour, in all panels; None makes a group of its name."""
+    labels: list[str] | None = None
+    """A text for each point, shown on hover and, for single points, beside them."""
+    kind: Literal["curve"] = "curve"
+
+
+@dataclass(frozen=True)
+class Bars:
+    """One bar per category, with an optional deviation."""
+
+    name: str
+    categories: list[str]
+    values: list[float]
+    deviations: list[float] | None = None
+    group: str | None = None
+    kind: Literal["bars"] = "bars"
+
+
+@dataclass(frozen=True)
+class Heatmap:
+    """A matrix as colours; rows from top to bottom, None where there is no value."""
+
+    values: list[list[float | None]]
+    x: list[str] | list[float]
+    y: list[str] | list[float]
+    label: str
+    """What the colour means."""
+    is_diverging: bool = False
+    """Whether zero is the middle of the colours."""
+    shows_values: bool = False
+    kind: Literal["heatmap"] = "heatmap"
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One set of axes."""
+
+    title: str
+    x_label: str
+    y_label: str
+    marks: list[Curve | Bars | Heatmap]
+    x_scale: Literal["linear", "log"] = "linear"
+    y_scale: Literal["linear", "log"] = "linear"
+    diagonal: bool = False
+    """Whether to draw the line y = x."""
+
+
+@dataclass(frozen=True)
+class FigureData:
+    """A figure: a name for its files, a title, panels side by side, and a sentence that says what is shown."""
+
+    name: str
+    title: str
+    panels: list[Panel]
+    caption: str = ""
+    num_columns: int | None = None
+    """Panels in a row; None puts up to four."""
+    meta: dict[str, Any] = field(default_factory=dict)
+    """Numbers that belong to the figure but are not drawn; plain JSON values."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values; `from_dict` reads them back."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> FigureData:
+        """Read what `to_dict` returned."""
+        panels = [Panel(**{**panel, "marks": [_mark(mark) for mark in panel["marks"]]}) for panel in values["panels"]]
+        return cls(**{**values, "panels": panels})
+
+
+def _mark(values: Mapping[str, Any]) -> Curve | Bars | Heatmap:
+    return {"curve": Curve, "bars": Bars, "heatmap": Heatmap}[values["kind"]](**values)
+
+
+def downsampled(x: Sequence[float], y: Sequence[float], limit: int = MAX_POINTS) -> tuple[list[float], list[float]]:
+    """Return at most ``limit`` points of a curve that keep its peaks: the extremes of equal stretches."""
+    if len(x) <= limit:
+        return [float(v) for v in x], [float(v) for v in y]
+    values = np.asarray(y, dtype=float)
+    kept = {0, len(values) - 1}
+    for stretch in np.array_split(np.arange(len(values)), (limit - 2) // 2):
+        part = np.where(np.isnan(values[stretch]), -np.inf, values[stretch])
+        kept.add(int(stretch[np.argmax(part)]))
+        kept.add(int(stretch[np.argmin(np.where(np.isinf(part), np.inf, part))]))
+    chosen = sorted(kept)
+    return [float(x[i]) for i in chosen], [float(values[i]) for i in chosen]
