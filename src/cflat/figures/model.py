@@ -102,7 +102,8 @@ class FigureData:
 
 
 def _mark(values: Mapping[str, Any]) -> Curve | Bars | Heatmap:
-    return {"curve": Curve, "bars": Bars, "heatmap": Heatmap}[values["kind"]](**values)
+    kinds: dict[str, type[Curve | Bars | Heatmap]] = {"curve": Curve, "bars": Bars, "heatmap": Heatmap}
+    return kinds[values["kind"]](**values)
 
 
 def downsampled(x: Sequence[float], y: Sequence[float], limit: int = MAX_POINTS) -> tuple[list[float], list[float]]:
