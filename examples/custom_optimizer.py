@@ -2,7 +2,7 @@
 
     python examples/custom_optimizer.py
 
-ExtraSAM looks two ascent steps ahead. Each bare ``yield`` is one evaluation of the batch at the present weights;
+ExtraSAM looks two ascent steps ahead. Each ``yield``, bare or with a name for observers, is one evaluation at the present weights;
 restoring, buffers, random numbers, Inf and NaN, several ranks and checkpoints are not your problem.
 """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import weakref
 from abc import abstractmethod
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from cflat._errors import ClosureError, check
 from cflat.optim._guards import BufferGuard, RandomGuard
 from cflat.optim._memory import DirectionMemory
 from cflat.optim._options import StepOptions
-from cflat.optim._passes import Direction, Passes
+from cflat.optim._passes import Direction, Evaluation, Passes
 from cflat.optim._scaling import refuse_scaler
 from cflat.optim._schedules import Radius, check_radius, radius_at
 from cflat.optim._telemetry import Branch, Outcome, Telemetry
@@ -87,6 +88,7 @@ class SharpnessAware(Optimizer):
         self._model = model
         self._buffers = BufferGuard(model if self.options.guard_buffers else None)
         self._random = RandomGuard(self.options.replay_rng)
+        self._gradient_hooks: OrderedDict[int, Callable[[Evaluation], None]] = OrderedDict()
         self._in_flight: weakref.ref[Passes] | None = None
         self._last: dict[str, Any] = {}
         self._saved_state: dict[str, Any] = {}
@@ -161,6 +163,7 @@ class SharpnessAware(Optimizer):
             for index in passes:
                 with torch.enable_grad():
                     value = closure()
+                passes.loss = value
                 result = value if index == 0 else result
         return result
 
@@ -172,6 +175,23 @@ class SharpnessAware(Optimizer):
         """
         self._settle()
         return Passes(self, scaler)
+
+    def register_gradient_hook(self, hook: Callable[[Evaluation], None]) -> RemovableHandle:
+        """Call ``hook`` with every gradient that an evaluation has produced, before the algorithm uses it.
+
+        A step that meets Inf or NaN, or is given up, may have shown some of its gradients already; whether it was
+        taken is known in torch's ``register_step_post_hook``. Hooks belong to this instance, not to its state.
+
+        Returns:
+            A handle whose ``remove()`` takes the hook off.
+        """
+        handle = RemovableHandle(self._gradient_hooks)
+        self._gradient_hooks[handle.id] = hook
+        return handle
+
+    def gradient_hooks(self) -> list[Callable[[Evaluation], None]]:
+        """Return the hooks that want to see gradients."""
+        return list(self._gradient_hooks.values())
 
     # -- what belongs to the base optimizer ---------------------------------------------------------------------
 
@@ -268,7 +288,8 @@ class SharpnessAware(Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         self._settle()
         # A scheduler's patch of `step` and hooks belong to this instance, as with any torch optimizer.
-        return {k: v for k, v in self.__dict__.items() if k != "step" and not k.startswith("_optimizer_")}
+        own = {k: v for k, v in self.__dict__.items() if k != "step" and not k.startswith("_optimizer_")}
+        return {**own, "_gradient_hooks": OrderedDict()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -18,10 +19,21 @@ if TYPE_CHECKING:
 
     from cflat.optim._base import SharpnessAware
 
-__all__ = ["Direction", "Passes"]
+__all__ = ["Direction", "Evaluation", "Passes"]
 
-Direction: TypeAlias = Generator[None, Vector, Vector]
-"""An algorithm: each bare ``yield`` asks for the gradient at the present weights; it returns the direction."""
+Direction: TypeAlias = Generator[str | None, Vector, Vector]
+"""An algorithm: each ``yield`` asks for the gradient at the present weights, by name; it returns the direction."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """One gradient on its way to the algorithm, as a gradient hook sees it; read it, copy what you keep."""
+
+    name: str | None
+    """The symbol by which the algorithm asked for it, for example ``"g_s"``."""
+    gradient: Vector
+    loss: Any
+    """What the closure returned; None in a loop over `passes`."""
 
 
 class Passes:
@@ -44,7 +56,9 @@ class Passes:
         self._algorithm: Direction | None = None
         self._sync: AbstractContextManager[Any] = nullcontext()
         self._index = -1
+        self._asked: str | None = None
         self._runs_hooks = runs_hooks
+        self.loss: Any = None
 
     def __iter__(self) -> Passes:
         return self
@@ -102,7 +116,7 @@ class Passes:
             optimizer._buffers.start()
             optimizer._random.start(param.device for param in self._weights.candidates)
             self._algorithm = optimizer.direction(self._weights)
-            next(self._algorithm)
+            self._asked = next(self._algorithm)
         return False
 
     @torch.no_grad()
@@ -123,7 +137,9 @@ class Passes:
             gradient = self._collect()
             if not gradient.tensors:  # no parameter takes part in this step
                 return True, gradient
-            self._algorithm.send(gradient)
+            for hook in self._optimizer.gradient_hooks():
+                hook(Evaluation(self._asked, gradient, self.loss))
+            self._asked = self._algorithm.send(gradient)
         except StopIteration as stop:
             return True, stop.value
         except NonFiniteError:

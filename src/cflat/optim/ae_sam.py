@@ -68,14 +68,14 @@ class AESAM(SharpnessAware):
 
     def direction(self, weights: Weights) -> Direction:
         """Return g_s or g."""
-        g = yield
+        g = yield "g"
         if not self.trigger.fires(g.agreed_norm**2, self.threshold):
             self.count("sharpness", "skipped", g=g.norm)
             return g
         weights.jump(g, self.rho)
         self.count("sharpness", "refreshed", g=g.norm)
         del g
-        g_s = yield
+        g_s = yield "g_s"
         return g_s
 
     def start_task(self, index: int, num_tasks: int | None = None) -> None:

@@ -51,11 +51,11 @@ class ASAM(SharpnessAware):
 
     def direction(self, weights: Weights) -> Direction:
         """Return g_s at the adaptively scaled perturbation."""
-        g = yield
+        g = yield "g"
         scale = weights.values().absolute(plus=self.eta)  # T
         scaled_g = g.mul_(scale)  # T g
         self.count("sharpness", "refreshed", scaled_g=scaled_g.norm)
         weights.shift(scale.mul_(scaled_g), self.rho / (scaled_g.norm + EPS))
         del g, scale, scaled_g
-        g_s = yield
+        g_s = yield "g_s"
         return g_s

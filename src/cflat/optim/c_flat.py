@@ -66,18 +66,18 @@ class CFlat(SharpnessAware):
         rho_fd = rho if self.rho_fd is None else self.rho_fd
         lam = self.lam if self.rho_fd is None else self.lam * (rho / rho_fd)  # a schedule may end at rho = 0
 
-        g = yield
+        g = yield "g"
         weights.jump(g, rho)  # theta + eps_0
-        g_s = yield
+        g_s = yield "g_s"
         increment = g.subtracted_from_(g_s)  # g_s - g, in the memory of g
         weights.jump(increment, rho)  # theta_p = theta + eps_1
         self.count("sharpness", "refreshed", increment=increment.norm)
         del g, increment
 
-        g_0 = yield
+        g_0 = yield "g_0"
         weights.walk(g_0, rho_fd)  # theta_p + rho' * g_0 / |g_0|
         self.count("flatness", "refreshed", g_0=g_0.norm)
         g_s.add_(g_0, -lam)  # folded in now, so that g_0 need not be held
         del g_0
-        g_1 = yield
+        g_1 = yield "g_1"
         return g_s.add_(g_1, lam)

@@ -74,23 +74,23 @@ class CFlatPlus(SharpnessAware):
         rho_fd = rho if self.rho_fd is None else self.rho_fd
         lam = self.lam if self.rho_fd is None else self.lam * (rho / rho_fd)  # a schedule may end at rho = 0
 
-        g = yield
+        g = yield "g"
         if not self._exceeds_threshold(g.agreed_norm):
             self.count("sharpness", "skipped", g=g.norm)
             self.count("flatness", "skipped")
             return g
         weights.jump(g, rho)  # from here on as in C-Flat
-        g_s = yield
+        g_s = yield "g_s"
         increment = g.subtracted_from_(g_s)
         weights.jump(increment, rho)
         self.count("sharpness", "refreshed", increment=increment.norm)
         del g, increment
-        g_0 = yield
+        g_0 = yield "g_0"
         weights.walk(g_0, rho_fd)
         self.count("flatness", "refreshed", g_0=g_0.norm)
         g_s.add_(g_0, -lam)
         del g_0
-        g_1 = yield
+        g_1 = yield "g_1"
         return g_s.add_(g_1, lam)
 
     def _exceeds_threshold(self, norm: float) -> bool:

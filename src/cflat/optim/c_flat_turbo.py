@@ -141,7 +141,7 @@ class CFlatTurbo(SharpnessAware):
         rho_fd = rho if self.rho_fd is None else self.rho_fd
         j, k = self.task_step + 1, self.interval
 
-        g = yield
+        g = yield "g"
         if not self._fires(self.sharp, g):
             self.count("sharpness", "skipped", g=g.norm)
             self.count("flatness", "skipped")  # without g_s there is no proxy model to be flat around
@@ -150,7 +150,7 @@ class CFlatTurbo(SharpnessAware):
         g_vs = self.sharp.reusable(j, k, weights.params, like=g)
         if g_vs is None:
             weights.jump(g, rho)  # theta + eps_0
-            g_s = yield
+            g_s = yield "g_s"
             increment = g_s.minus(g)
             _, inner = read(increment, dot(increment, g)) if k > 1 else (increment.norm, 0.0)
             weights.jump(increment, rho)  # theta_p = theta + eps_1
@@ -164,7 +164,7 @@ class CFlatTurbo(SharpnessAware):
             g_s = g.add_(increment)
         del g, g_vs, increment
 
-        g_0 = yield
+        g_0 = yield "g_0"
         if not self._fires(self.flat, g_0):
             self.count("flatness", "skipped", g_0=g_0.norm)
             return g_s
@@ -181,7 +181,7 @@ class CFlatTurbo(SharpnessAware):
         self.flat.memory.clear()  # g_0 takes its place in memory until g_vf is known
         if k == 1:
             del g_0
-        g_1 = yield
+        g_1 = yield "g_1"
         g_s.add_(g_1, self.lam * ratio)
         if k > 1:
             g_f = g_1.add_(g_0, -1.0).scale_(ratio)

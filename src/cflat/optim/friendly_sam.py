@@ -55,13 +55,13 @@ class FriendlySAM(SharpnessAware):
 
     def direction(self, weights: Weights) -> Direction:
         """Return the gradient at the friendly perturbation."""
-        g = yield
+        g = yield "g"
         m = self.memory("m").recall_or_zero(weights.params, like=g)
         noise = m.scaled(-self.sigma).add_(g)
         weights.jump(noise, self.rho)
         noise_norm = noise.norm
         del noise
-        g_s = yield
+        g_s = yield "g_s"
         self.count("sharpness", "refreshed", noise=noise_norm, g_s=g_s.norm)
         m.scale_(self.decay).add_(g, 1 - self.decay)  # last, so that a step that is given up leaves no trace in m
         return g_s

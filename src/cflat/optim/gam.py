@@ -62,18 +62,18 @@ class GAM(SharpnessAware):
     def direction(self, weights: Weights) -> Direction:
         """Return d - gamma * (m - proj_d m)."""
         b_1, b_2, b_3 = self.betas
-        g = yield
+        g = yield "g"
         weights.jump(g, self.rho_fd)
-        g_1 = yield
+        g_1 = yield "g_1"
         weights.jump(g_1.minus(g), self.rho)  # theta_p
         self.count("flatness", "refreshed", g=g.norm)
         d, m = g_1.scale_(b_1), g
         del g, g_1
-        g_2 = yield
+        g_2 = yield "g_2"
         weights.walk(g_2, self.rho_fd)
         m.add_(g_2, abs(b_2))
         del g_2
-        g_3 = yield
+        g_3 = yield "g_3"
         d.add_(g_3, b_3)
         del g_3
         _, inner = read(d, dot(m, d))

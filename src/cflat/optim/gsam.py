@@ -50,9 +50,9 @@ class GSAM(SharpnessAware):
 
     def direction(self, weights: Weights) -> Direction:
         """Return g_s - alpha * h."""
-        g = yield
+        g = yield "g"
         weights.jump(g, self.rho)
-        g_s = yield
+        g_s = yield "g_s"
         _, inner = read(g_s, dot(g, g_s))
         self.count("sharpness", "refreshed", g=g.norm, g_s=g_s.norm)
         h = g.remove_along_(g_s, inner)

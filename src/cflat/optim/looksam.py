@@ -57,7 +57,7 @@ class LookSAM(SharpnessAware):
 
     def direction(self, weights: Weights) -> Direction:
         """Return g_s, exact or simulated."""
-        g = yield
+        g = yield "g"
         g_v = None if self.task_step % self.k == 0 else self.memory("g_v").recall(weights.params, like=g)
         if g_v is not None:
             self.age += 1
@@ -65,7 +65,7 @@ class LookSAM(SharpnessAware):
             return g.add_(g_v, self.alpha * g.norm / (g_v.norm + EPS))
 
         weights.jump(g, self.rho)
-        g_s = yield
+        g_s = yield "g_s"
         if self.k > 1:
             g_v = g_s.minus(g)  # its component orthogonal to g is that of g_s
             _, inner = read(g_v, dot(g_v, g))

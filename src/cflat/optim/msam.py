@@ -57,7 +57,7 @@ class MSAM(SharpnessAware):
         if params:
             weights.choose(params)
             weights.jump(v, -self.rho)
-        g = yield
+        g = yield "g"
         self.count("sharpness", "refreshed", g=g.norm)  # reading the norm keeps Inf and NaN out of v
         memory.recall_or_zero(weights.params, like=g).scale_(self.momentum).add_(g)
         return g

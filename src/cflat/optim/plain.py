@@ -30,5 +30,5 @@ class Plain(SharpnessAware):
 
     def direction(self, weights: Weights) -> Direction:
         """Return g."""
-        g = yield
+        g = yield "g"
         return g

@@ -48,9 +48,9 @@ class SAM(SharpnessAware):
 
     def direction(self, weights: Weights) -> Direction:
         """Return g_s."""
-        g = yield
+        g = yield "g"
         weights.jump(g, self.rho)  # theta + eps_0
         self.count("sharpness", "refreshed", g=g.norm)
         del g
-        g_s = yield
+        g_s = yield "g_s"
         return g_s

@@ -58,14 +58,14 @@ class SSSAM(SharpnessAware):
 
     def direction(self, weights: Weights) -> Direction:
         """Return g_s or g."""
-        g = yield
+        g = yield "g"
         if not self._is_heads(self.telemetry.steps):
             self.count("sharpness", "skipped")
             return g
         weights.jump(g, self.rho)
         self.count("sharpness", "refreshed", g=g.norm)
         del g
-        g_s = yield
+        g_s = yield "g_s"
         return g_s
 
     def _is_heads(self, step: int) -> bool:
