@@ -180,6 +180,7 @@ class _Run:
         )
         loss_sum = torch.zeros((), dtype=torch.float64, device=self.runtime.device)
         flops = self._restore_phase(optimizer, objective, loss_sum)
+        self.observer.on_phase_start(optimizer, self.method.network)
         num_epochs = self._num_epochs(task, phase)
         loader = self._train_loader(task, phase)
         for epoch in range(self.position.epoch, num_epochs):
@@ -193,7 +194,9 @@ class _Run:
                     flops = self._inspect_first_batch(objective, objective.prepare(batch))
                     watch.lap()
                     self._seed(_STEP, task.index, self.position.phase, epoch, step, self.runtime.rank)
-                loss = optimizer.step(objective.closure(objective.prepare(batch)), scaler=objective.scaler)
+                closure = objective.closure(objective.prepare(batch))
+                self.observer.on_step_start(epoch, closure)
+                loss = optimizer.step(closure, scaler=objective.scaler)
                 if objective.scaler is not None:
                     objective.scaler.update()
                 loss_sum += loss * len(batch)

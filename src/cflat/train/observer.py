@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from cflat.data import Task
+from cflat.optim import SharpnessAware
 
 __all__ = ["Observer", "Observers", "StepEvent"]
 
@@ -42,6 +43,12 @@ class Observer:
 
     def on_task_start(self, task: Task) -> None:
         """A task begins or goes on."""
+
+    def on_phase_start(self, optimizer: SharpnessAware, network: nn.Module) -> None:
+        """A phase of a task begins or goes on, with an optimizer of its own."""
+
+    def on_step_start(self, epoch: int, closure: Callable[[], Tensor]) -> None:
+        """A step is about to evaluate this closure; whoever calls it must leave no trace (see `analysis.Shadow`)."""
 
     def on_step(self, event: StepEvent) -> None:
         """A step is done; called often, must be cheap."""
@@ -78,6 +85,16 @@ class Observers(Observer):
         """Pass on."""
         for member in self.members:
             member.on_task_start(task)
+
+    def on_phase_start(self, optimizer: SharpnessAware, network: nn.Module) -> None:
+        """Pass on."""
+        for member in self.members:
+            member.on_phase_start(optimizer, network)
+
+    def on_step_start(self, epoch: int, closure: Callable[[], Tensor]) -> None:
+        """Pass on."""
+        for member in self.members:
+            member.on_step_start(epoch, closure)
 
     def on_step(self, event: StepEvent) -> None:
         """Pass on."""

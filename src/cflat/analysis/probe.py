@@ -1,0 +1,305 @@
+"""Does flatness change the update here, at which radius, and at what cost? A few dozen steps tell.
+
+A `Probe` rides along an ordinary training run. In each step it asks shadows of the optimizers for their directions at
+the same weights and batch, and compares them with the plain gradient and with exact C-Flat.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from cflat._errors import check
+from cflat.analysis.recorder import GradientRecorder
+from cflat.analysis.shadow import Shadow
+from cflat.optim._vectors import EPS, Vector, dot
+
+__all__ = ["RADII", "Probe", "ProbeResult", "ProbeRow", "Stability", "probe"]
+
+RADII = (0.01, 0.05, 0.2, 0.5)
+EXACT = "C-Flat"
+VISIBLE, DESTRUCTIVE = 0.98, 0.5
+"""Cosines with the plain gradient: above the first flatness changes next to nothing, below the second nearly all."""
+
+
+@dataclass(frozen=True)
+class ProbeRow:
+    """One optimizer at one radius, means over the probed steps."""
+
+    rho: float
+    optimizer: str
+    evaluations_per_step: float
+    cosine_plain: float
+    """Cosine of its update with the plain gradient."""
+    norm_ratio: float
+    """Its length over that of the plain gradient."""
+    cosine_exact: float
+    """Cosine with exact C-Flat at this radius."""
+    error_exact: float
+    """|update - exact| / |exact|; for the rows "reuse only" over steps that reuse."""
+    sharpness_rate: float
+    """Share of steps in which the sharpness branch was on; NaN for optimizers without one."""
+    flatness_rate: float
+
+
+@dataclass(frozen=True)
+class Stability:
+    """How far C-Flat's vectors turn within one interval k at one radius: mean cosines with k steps earlier."""
+
+    rho: float
+    interval: int
+    cosines: dict[str, float]
+
+
+@dataclass(frozen=True)
+class ProbeResult:
+    """Everything a probe has found, and what it means in words."""
+
+    steps: int
+    rows: list[ProbeRow]
+    stability: list[Stability]
+    verdict: str
+    suggested_rho: float | None
+    """The radius to try; None if none of those tried is worth it."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values."""
+        return asdict(self)
+
+    def row(self, rho: float, optimizer: str) -> ProbeRow:
+        """Return one row of the table."""
+        return next(row for row in self.rows if row.rho == rho and row.optimizer == optimizer)
+
+
+class Probe:
+    """Compare the directions of optimizers along a training run; `look` before each of its steps.
+
+    Costs about 14 evaluations per radius and step. Holds the caches of Turbo and the recorder for each radius.
+
+    Args:
+        params: The parameters that are trained.
+        model: The module whose buffers must be left alone; optional.
+        radii: The radii to try; the first is the one that the verdict is about.
+        lam: Weight of the flatness term.
+        beta: Length of Turbo's printed surrogate.
+        k: Turbo's interval.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Tensor],
+        model: nn.Module | None = None,
+        *,
+        radii: Sequence[float] = RADII,
+        lam: float = 0.2,
+        beta: float = 0.8,
+        k: int = 5,
+    ) -> None:
+        if not radii:
+            raise ValueError("radii must hold at least one radius, got none.")
+        for rho in radii:
+            check("radii", rho, above=0)
+        params = list(params)
+        self.interval = k
+        self._plain = Shadow("none", params, model)
+        self._lanes = [_Lane(rho, params, model, lam, beta, k) for rho in dict.fromkeys(radii)]
+        self.steps = 0
+
+    def look(self, closure: Callable[[], Any]) -> bool:
+        """Look at one step; False if its gradient is Inf, NaN or zero, so that there was nothing to compare."""
+        g = self._plain.look(closure)
+        if g is None or not g.tensors or g.norm == 0:
+            return False
+        for lane in self._lanes:
+            lane.look(closure, g)
+        self.steps += 1
+        return True
+
+    def result(self) -> ProbeResult:
+        """Return what was found so far.
+
+        Raises:
+            ValueError: If no step could be compared.
+        """
+        if self.steps == 0:
+            raise ValueError("The probe has seen no step with a finite gradient. Train for at least one step.")
+        rows = [row for lane in self._lanes for row in lane.rows()]
+        stability = [lane.stability(self.interval) for lane in self._lanes]
+        exact = {row.rho: row.cosine_plain for row in rows if row.optimizer == EXACT}
+        verdict, suggested = _judge(exact, first=self._lanes[0].rho)
+        return ProbeResult(self.steps, rows, stability, verdict, suggested)
+
+
+def probe(
+    model: nn.Module,
+    loss: Callable[[nn.Module, Any], Tensor],
+    loader: Iterable[Any],
+    base: Optimizer,
+    *,
+    steps: int = 24,
+    warmup: int = 0,
+    radii: Sequence[float] = RADII,
+    lam: float = 0.2,
+    beta: float = 0.8,
+    k: int = 5,
+) -> ProbeResult:
+    """Probe any model: train it with ``base`` for a few steps and look at what flatness would change.
+
+    Args:
+        model: Is trained, so pass a copy if you want to keep it as it is.
+        loss: Computes the scalar loss of the model on a batch.
+        loader: Yields batches; is started again when it ends.
+        base: The plain optimizer that moves the weights.
+        steps: Steps to look at.
+        warmup: Steps to train before.
+        radii: The radii to try; the first is the one that the verdict is about.
+        lam: Weight of the flatness term.
+        beta: Length of Turbo's printed surrogate.
+        k: Turbo's interval.
+
+    >>> import torch
+    >>> torch.manual_seed(0)  # doctest: +ELLIPSIS
+    <torch._C.Generator object at ...>
+    >>> model = torch.nn.Linear(4, 3)
+    >>> batches = [(torch.randn(8, 4), torch.randint(0, 3, (8,))) for _ in range(4)]
+    >>> loss = lambda model, batch: torch.nn.functional.cross_entropy(model(batch[0]), batch[1])
+    >>> found = probe(model, loss, batches, torch.optim.SGD(model.parameters(), lr=0.1), steps=6, radii=[0.05])
+    >>> found.steps
+    6
+    """
+    check("steps", steps, at_least=1, integer=True)
+    check("warmup", warmup, at_least=0, integer=True)
+    params = [param for group in base.param_groups for param in group["params"]]
+    watched = Probe(params, model, radii=radii, lam=lam, beta=beta, k=k)
+    for index, batch in zip(range(warmup + steps), _endless(loader), strict=False):
+
+        def closure(batch: Any = batch) -> Tensor:
+            value = loss(model, batch)
+            value.backward()  # type: ignore[no-untyped-call]
+            return value
+
+        if index >= warmup:
+            watched.look(closure)
+        base.zero_grad()
+        with torch.enable_grad():
+            closure()
+        base.step()
+    return watched.result()
+
+
+class _Lane:
+    """All contenders at one radius."""
+
+    def __init__(
+        self, rho: float, params: list[Tensor], model: nn.Module | None, lam: float, beta: float, k: int
+    ) -> None:
+        turbo: dict[str, Any] = {"rho": rho, "lam": lam, "beta": beta, "k": k, "schedule": False}
+        self.rho = rho
+        self.exact = Shadow("c_flat", params, model, rho=rho, lam=lam)
+        self.recorder = GradientRecorder(every=k, lag=k)
+        self.recorder.attach(self.exact.optimizer)
+        self.others = {
+            "SAM": Shadow("sam", params, model, rho=rho),
+            "Turbo": Shadow("c_flat_turbo", params, model, **turbo),
+            "Turbo steady": Shadow("c_flat_turbo", params, model, rules="steady", **turbo),
+            "reuse only": Shadow("c_flat_turbo", params, model, trigger=False, **turbo),
+            "reuse only, steady": Shadow("c_flat_turbo", params, model, trigger=False, rules="steady", **turbo),
+        }
+        self.seen: dict[str, list[tuple[float, float, float, float]]] = {name: [] for name in (EXACT, *self.others)}
+
+    def look(self, closure: Callable[[], Any], g: Vector) -> None:
+        """Compare all contenders on one batch."""
+        exact = self.exact.look(closure)
+        if exact is None:
+            return
+        self._note(EXACT, exact, g, exact, counts_error=True)
+        for name, shadow in self.others.items():
+            direction = shadow.look(closure)
+            if direction is not None:
+                is_reused = shadow.optimizer.telemetry.last.get("sharpness") == "reused"
+                self._note(name, direction, g, exact, counts_error=is_reused or "reuse" not in name)
+
+    def rows(self) -> list[ProbeRow]:
+        """Return the means."""
+        shadows = {EXACT: self.exact, **self.others}
+        return [self._row(name, shadows[name]) for name in self.seen if self.seen[name]]
+
+    def stability(self, interval: int) -> Stability:
+        """Return how far the vectors turn from one exact computation to the next."""
+        turns = [record.turns for record in self.recorder.records if record.turns]
+        names = ("g", "g_0", "g_vs", "g_vf")
+        means = {name: statistics.fmean(turn[name] for turn in turns) if turns else math.nan for name in names}
+        return Stability(self.rho, interval, means)
+
+    def _note(self, name: str, direction: Vector, g: Vector, exact: Vector, *, counts_error: bool) -> None:
+        error = direction.minus(exact).norm / (exact.norm + EPS) if counts_error else math.nan
+        self.seen[name].append((_cosine(direction, g), direction.norm / g.norm, _cosine(direction, exact), error))
+
+    def _row(self, name: str, shadow: Shadow) -> ProbeRow:
+        counters = shadow.optimizer.telemetry
+        cosine_plain, norm_ratio, cosine_exact, error = (_mean(column) for column in zip(*self.seen[name], strict=True))
+        rates = [
+            1 - counter.skipped / total if (total := counter.refreshed + counter.reused + counter.skipped) else math.nan
+            for counter in (counters.sharpness, counters.flatness)
+        ]
+        return ProbeRow(
+            self.rho, name, counters.evaluations_per_step, cosine_plain, norm_ratio, cosine_exact, error, *rates
+        )
+
+
+def _judge(cosines: dict[float, float], first: float) -> tuple[str, float | None]:
+    """Say in words what the cosine of C-Flat with the plain gradient means at each radius."""
+    cosine = cosines[first]
+    change = _change(cosine)
+    useful = [rho for rho, value in cosines.items() if DESTRUCTIVE <= value <= VISIBLE]
+    at = f"At rho = {first:g} exact C-Flat has cosine {cosine:.3f} with the plain gradient, a turn by {change:.0%}"
+    if first in useful:
+        return f"{at}: flatness is visible at this radius, so the extra evaluations buy something.", first
+    if cosine < DESTRUCTIVE:
+        advice = _advice([rho for rho in useful if rho < first], first, cosine)
+        return f"{at}: the perturbation overrides the gradient, this radius is too large.{advice[0]}", advice[1]
+    advice = _advice([rho for rho in useful if rho > first], first, cosine)
+    return (
+        f"{at}: flatness changes next to nothing here, plain training would do the same for less.{advice[0]}",
+        advice[1],
+    )
+
+
+def _advice(useful: list[float], first: float, cosine: float) -> tuple[str, float | None]:
+    if useful:
+        rho = min(useful)
+        return f" Try rho = {rho:g}.", rho
+    if cosine > VISIBLE and _change(cosine) > 1e-6:  # the change grows about linearly with a small radius
+        rho = float(f"{first * _change(VISIBLE) / _change(cosine):.1g}")
+        return f" No tried radius is in the useful range; extrapolated, rho = {rho:g} would be.", rho
+    return " No tried radius is in the useful range.", None
+
+
+def _change(cosine: float) -> float:
+    """The distance of two unit vectors."""
+    return math.sqrt(max(0.0, 2 - 2 * cosine))
+
+
+def _cosine(left: Vector, right: Vector) -> float:
+    return float(dot(left, right)) / max(left.norm * right.norm, EPS**2)
+
+
+def _mean(values: Sequence[float]) -> float:
+    known = [value for value in values if not math.isnan(value)]
+    return statistics.fmean(known) if known else math.nan
+
+
+def _endless(loader: Iterable[Any]) -> Iterable[Any]:
+    is_empty = False
+    while not is_empty:
+        is_empty = True
+        for batch in loader:
+            is_empty = False
+            yield batch
