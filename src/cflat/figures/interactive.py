@@ -1,0 +1,279 @@
+"""Figures for the screen: any `FigureData` as the JSON of a plotly chart, without a title.
+
+Colours are those of a light page; a page that turns dark replaces them by `cflat.figures.palette.DARK`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cflat.figures._scales import MAX_LABELLED_BARS, color_limits, counts_whole, diagonal_ends, is_named_beside
+from cflat.figures.model import Bars, Curve, FigureData, Heatmap, Panel
+from cflat.figures.palette import (
+    DIVERGING,
+    GRID,
+    INK,
+    SEQUENTIAL,
+    band_color,
+    group_colors,
+    group_of,
+)
+
+__all__ = ["plot"]
+
+PANEL_PIXELS = 300
+LEGEND_ROW_PIXELS = 22
+MAX_LEGEND = 14
+"""With more entries the legend would hide the chart; the names are then shown on hover only."""
+TOP, BETWEEN, BOTTOM = 34, 96, 52
+"""Pixels above the first panels (their titles), between rows (labels and titles), and under the last."""
+COLUMN_GAP = 0.11
+COLOR_BAR_GAP = 0.04
+MODES = {"line": "lines", "dashed": "lines", "steps": "lines", "points": "markers", "line+points": "lines+markers"}
+
+
+def plot(figure: FigureData, colors: Mapping[str, str] | None = None, num_columns: int | None = None) -> dict[str, Any]:
+    """Return ``{"data": [...], "layout": {...}}`` for plotly, panels as subplots.
+
+    Args:
+        figure: What to draw.
+        colors: Colours of groups that several figures share; the others follow the palette.
+        num_columns: Panels in a row, instead of what the figure says; 1 suits a narrow screen. Only the layout
+            depends on it.
+    """
+    chosen = group_colors(figure, colors)
+    columns = min(num_columns or figure.num_columns or 4, len(figure.panels))
+    rows = -(-len(figure.panels) // columns)
+    entries = _legend_names(figure)
+    shows_legend = 1 < len(entries) <= MAX_LEGEND
+    legend_rows = -(-sum(len(name) + 7 for name in entries) // (100 if columns > 1 else 42)) if shows_legend else 0
+    plot_pixels = rows * PANEL_PIXELS + (rows - 1) * BETWEEN
+    bottom = BOTTOM + legend_rows * LEGEND_ROW_PIXELS
+    layout: dict[str, Any] = {
+        "height": plot_pixels + TOP + bottom,
+        "margin": {"l": 62, "r": 18, "t": TOP, "b": bottom},
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "font": {"color": INK, "size": 13, "family": "system-ui, sans-serif"},
+        "hovermode": "closest",
+        "barmode": "group",
+        "showlegend": shows_legend,
+        "legend": {
+            "orientation": "h",
+            "x": 0,
+            "y": -(BOTTOM - 2) / plot_pixels,
+            "yanchor": "top",
+            "tracegroupgap": 0,
+        },
+        "annotations": [],
+    }
+    data: list[dict[str, Any]] = []
+    seen: set[str] = set()
+    for index, panel in enumerate(figure.panels):
+        place = _place(index, columns, rows, plot_pixels)
+        axis = "" if index == 0 else str(index + 1)
+        data += _traces(panel, chosen, axis, seen)
+        layout |= _axes(panel, axis, place)
+        if len(figure.panels) > 1:
+            layout["annotations"].append(_title(panel, place))
+        if panel.diagonal:
+            layout.setdefault("shapes", []).append(_diagonal(panel, axis))
+    return {"data": data, "layout": layout}
+
+
+Place = tuple[tuple[float, float], tuple[float, float]]
+
+
+def _place(index: int, columns: int, rows: int, pixels: int) -> Place:
+    """Return the horizontal and vertical stretch of a panel, as fractions of the plotting area."""
+    row, column = divmod(index, columns)
+    width = (1 - COLUMN_GAP * (columns - 1)) / columns
+    left = column * (width + COLUMN_GAP)
+    top = 1 - row * (PANEL_PIXELS + BETWEEN) / pixels
+    # Rounding must not leave the area: plotly rejects a stretch beyond 0 or 1.
+    return (left, min(1.0, left + width)), (max(0.0, top - PANEL_PIXELS / pixels), top)
+
+
+def _axes(panel: Panel, axis: str, place: Place) -> dict[str, Any]:
+    heatmap = next((mark for mark in panel.marks if isinstance(mark, Heatmap)), None)
+    shared = {
+        "gridcolor": GRID,
+        "linecolor": GRID,
+        "zeroline": False,
+        "automargin": True,
+        "showgrid": heatmap is None,
+        "title": {"standoff": 8},
+    }
+    across: dict[str, Any] = {**shared, "domain": list(place[0]), "anchor": f"y{axis}", "type": panel.x_scale}
+    up: dict[str, Any] = {**shared, "domain": list(place[1]), "anchor": f"x{axis}", "type": panel.y_scale}
+    across["title"] = {"text": _safe(panel.x_label), "standoff": 8}
+    up["title"] = {"text": _safe(panel.y_label), "standoff": 8}
+    if counts_whole(panel):
+        across["tickformat"] = "d"
+        across["nticks"] = 8
+    if any(isinstance(mark, Bars) for mark in panel.marks):
+        across["type"] = "category"
+        up["rangemode"] = "tozero"
+    if heatmap is not None:
+        across["type"], up["type"] = (_axis_type(labels) for labels in (heatmap.x, heatmap.y))
+        up["autorange"] = "reversed"
+        across["domain"] = [place[0][0], place[0][1] - COLOR_BAR_GAP]
+        bar = ((place[0][0], place[0][1] - COLOR_BAR_GAP), place[1])
+        return {f"xaxis{axis}": across, f"yaxis{axis}": up, f"coloraxis{axis}": _color_axis(heatmap, panel, bar)}
+    return {f"xaxis{axis}": across, f"yaxis{axis}": up}
+
+
+def _axis_type(labels: Sequence[str | float]) -> str:
+    return "category" if any(isinstance(label, str) for label in labels) else "linear"
+
+
+def _title(panel: Panel, place: Place) -> dict[str, Any]:
+    return {
+        "text": f"<b>{_safe(panel.title)}</b>",
+        "x": place[0][0],
+        "y": place[1][1],
+        "xref": "paper",
+        "yref": "paper",
+        "xanchor": "left",
+        "yanchor": "bottom",
+        "yshift": 6,
+        "showarrow": False,
+        "font": {"size": 13, "color": INK},
+    }
+
+
+def _diagonal(panel: Panel, axis: str) -> dict[str, Any]:
+    low, high = diagonal_ends(panel)
+    line = {"color": INK, "width": 1, "dash": "dot"}
+    ends = {"x0": low, "y0": low, "x1": high, "y1": high}
+    return {"type": "line", "xref": f"x{axis}", "yref": f"y{axis}", "line": line, **ends}
+
+
+def _traces(panel: Panel, colors: Mapping[str, str], axis: str, seen: set[str]) -> list[dict[str, Any]]:
+    """Return the traces of a panel; a name that is in the legend already is not entered again."""
+    traces: list[dict[str, Any]] = []
+    num_bars = sum(len(mark.values) for mark in panel.marks if isinstance(mark, Bars))
+    for mark in panel.marks:
+        on = {"xaxis": f"x{axis}", "yaxis": f"y{axis}"}
+        if isinstance(mark, Heatmap):
+            traces.append({**_heatmap(mark), **on, "coloraxis": f"coloraxis{axis}"})
+            continue
+        color = colors[group_of(mark)]
+        named = {**on, "name": _safe(mark.name), "legendgroup": _safe(mark.name), "showlegend": mark.name not in seen}
+        seen.add(mark.name)
+        if isinstance(mark, Bars):
+            traces.append({**_bars(mark, color, num_bars <= MAX_LABELLED_BARS), **named})
+        else:
+            is_named = is_named_beside(mark, panel)
+            if is_named:
+                named["showlegend"] = False
+            *band, line = _curve(mark, color, is_named)
+            traces += [*({**trace, **named, "showlegend": False} for trace in band), {**line, **named}]
+    return traces
+
+
+def _curve(curve: Curve, color: str, is_named: bool) -> list[dict[str, Any]]:
+    mode = MODES[curve.style] if len(curve.x) > 1 else "markers"
+    line: dict[str, Any] = {"color": color, "width": 2}
+    if curve.style == "dashed":
+        line["dash"] = "dash"
+    if curve.style == "steps":
+        line["shape"] = "hvh"
+    main: dict[str, Any] = {
+        "type": "scatter",
+        "mode": mode,
+        "x": _numbers(curve.x),
+        "y": _numbers(curve.y),
+        "line": line,
+        "marker": {"color": color, "size": 9 if curve.style == "points" else 6},
+        "hovertemplate": "%{x:.4~g}, %{y:.4~g}",
+    }
+    if curve.labels is not None:
+        main["text"] = [_safe(text) for text in curve.labels]
+        main["hovertemplate"] = "%{text}<br>%{x:.4~g}, %{y:.4~g}<extra></extra>"
+        if is_named:
+            main |= {"mode": "markers+text", "textposition": "top center", "cliponaxis": False}
+    if curve.low is None or curve.high is None:
+        return [main]
+    band = {
+        "type": "scatter",
+        "mode": "lines",
+        "x": _numbers([*curve.x, *reversed(curve.x)]),
+        "y": _numbers([*curve.high, *reversed(curve.low)]),
+        "fill": "toself",
+        "fillcolor": band_color(color),
+        "line": {"width": 0, "color": color},
+        "hoverinfo": "skip",
+    }
+    return [band, main]
+
+
+def _bars(bars: Bars, color: str, shows_values: bool) -> dict[str, Any]:
+    trace: dict[str, Any] = {
+        "type": "bar",
+        "x": [_safe(category) for category in bars.categories],
+        "y": _numbers(bars.values),
+        "marker": {"color": color},
+        "hovertemplate": "%{x}: %{y:.4~g}",
+    }
+    if bars.deviations is not None:
+        trace["error_y"] = {
+            "type": "data",
+            "array": [value or 0.0 for value in _numbers(bars.deviations)],
+            "color": INK,
+            "thickness": 1,
+        }
+    if shows_values:
+        trace |= {"texttemplate": "%{y:.3~g}", "textposition": "inside", "insidetextanchor": "start"}
+    return trace
+
+
+def _heatmap(heatmap: Heatmap) -> dict[str, Any]:
+    trace: dict[str, Any] = {
+        "type": "heatmap",
+        "z": [_numbers(row) for row in heatmap.values],
+        "x": [_safe(label) if isinstance(label, str) else label for label in heatmap.x],
+        "y": [_safe(label) if isinstance(label, str) else label for label in heatmap.y],
+        "hoverongaps": False,
+        "hovertemplate": f"%{{y}}, %{{x}}: %{{z:.4~g}} {_safe(heatmap.label)}<extra></extra>",
+        "xgap": 1,
+        "ygap": 1,
+    }
+    if heatmap.shows_values:
+        trace["texttemplate"] = "%{z:.3~g}"
+    return trace
+
+
+def _color_axis(heatmap: Heatmap, panel: Panel, place: Place) -> dict[str, Any]:
+    stops = DIVERGING if heatmap.is_diverging else SEQUENTIAL
+    low, high = color_limits(panel) or (0.0, 1.0)
+    return {
+        "colorscale": [[index / (len(stops) - 1), color] for index, color in enumerate(stops)],
+        "cmin": low,
+        "cmax": high,
+        "colorbar": {
+            "title": {"text": _safe(heatmap.label), "side": "right"},
+            "x": place[0][1],
+            "y": sum(place[1]) / 2,
+            "len": place[1][1] - place[1][0],
+            "thickness": 10,
+            "outlinewidth": 0,
+        },
+    }
+
+
+def _legend_names(figure: FigureData) -> list[str]:
+    marks = [(mark, panel) for panel in figure.panels for mark in panel.marks if not isinstance(mark, Heatmap)]
+    return list(dict.fromkeys(m.name for m, panel in marks if isinstance(m, Bars) or not is_named_beside(m, panel)))
+
+
+def _numbers(values: Sequence[float | None]) -> list[float | None]:
+    """Return numbers that JSON can hold, with the digits that a screen can show."""
+    return [None if v is None or not math.isfinite(v) else float(f"{v:.6g}") for v in values]
+
+
+def _safe(text: str) -> str:
+    """Return a text that plotly shows as it is: it reads a few tags and entities in labels."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

@@ -1,0 +1,271 @@
+"""Figures of runs: accuracy over the stream, speed, triggers, losses, sweeps. Numbers in, `FigureData` out.
+
+Accuracies come in as fractions and are shown in percent. Bands and whiskers are standard deviations over seeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import numpy as np
+
+from cflat.figures.model import MAX_POINTS, Bars, Curve, FigureData, Heatmap, Panel, downsampled
+
+__all__ = [
+    "OUTCOMES",
+    "RunGroup",
+    "StrategyPoint",
+    "SweepPoint",
+    "Timeline",
+    "accuracy_curves",
+    "accuracy_heatmap",
+    "cache_ages",
+    "comparison_overview",
+    "evaluation_timeline",
+    "loss_curves",
+    "pareto_front",
+    "scheduler_comparison",
+    "sensitivity",
+    "speed_front",
+    "trigger_timeline",
+]
+
+OUTCOMES = ("refreshed", "reused", "skipped")
+SPREAD = "Bands and whiskers: standard deviation over seeds."
+
+
+@dataclass(frozen=True)
+class RunGroup:
+    """Runs that differ in their seed alone; each list has one entry for each seed."""
+
+    name: str
+    stage_accuracy: Sequence[Sequence[float]]
+    """For each seed, the accuracy on everything seen so far, after each task."""
+    images_per_second: Sequence[float] = ()
+    evaluations_per_step: Sequence[float] = ()
+    matrices: Sequence[Sequence[Sequence[float | None]]] = ()
+    """For each seed, the accuracy on task i after stage t; None where the task was not seen."""
+    is_finished: bool = True
+
+    @property
+    def average(self) -> list[float]:
+        """For each seed, the mean over stages."""
+        return [float(np.mean(stages)) for stages in self.stage_accuracy if len(stages)]
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """What happened over the steps of a run (or the mean over seeds), one entry for each epoch."""
+
+    name: str
+    steps: Sequence[float]
+    """Steps since the run began, at the end of each epoch."""
+    loss: Sequence[float]
+    evaluations_per_step: Sequence[float]
+    shares: dict[str, Sequence[float]] = field(default_factory=dict)
+    """Share of the epoch's steps by ``"sharpness.refreshed"`` and so on; absent where there is no such branch."""
+    cache_age: dict[str, Sequence[float]] = field(default_factory=dict)
+    """Steps since each branch was computed exactly, at the end of each epoch."""
+
+
+@dataclass(frozen=True)
+class SweepPoint:
+    """One value of a swept key, with one entry for each seed."""
+
+    name: str
+    """What is swept, for example the optimizer."""
+    value: float
+    accuracy: Sequence[float]
+    images_per_second: Sequence[float]
+
+
+@dataclass(frozen=True)
+class StrategyPoint:
+    """One strategy at one k, with one entry for each seed."""
+
+    strategy: str
+    k: float
+    accuracy: Sequence[float]
+    images_per_second: Sequence[float]
+
+
+def accuracy_curves(groups: Sequence[RunGroup], measure: str = "accuracy on all classes so far (%)") -> FigureData:
+    """Return the accuracy over the stream, mean and band over seeds; unfinished groups are dashed."""
+    panel = Panel("Accuracy over the stream", "tasks learned", measure, [_accuracy_curve(group) for group in groups])
+    return FigureData("accuracy-curves", "Accuracy over the stream", [panel], SPREAD)
+
+
+def accuracy_heatmap(group: RunGroup) -> FigureData:
+    """Return the accuracy on each task after each stage, mean over seeds."""
+    stack = np.array(
+        [[[np.nan if v is None else v for v in row] for row in matrix] for matrix in group.matrices], dtype=float
+    )
+    mean = 100 * stack.mean(axis=0)
+    values = [[None if np.isnan(v) else round(float(v), 2) for v in row] for row in mean]
+    heatmap = Heatmap(
+        values,
+        [str(task + 1) for task in range(mean.shape[1])],
+        [str(stage + 1) for stage in range(mean.shape[0])],
+        "accuracy (%)",
+        shows_values=mean.shape[1] <= 12,
+    )
+    panel = Panel(group.name, "task", "after learning task", [heatmap])
+    caption = "Each row is a moment, each column a task; reading down a column shows what was forgotten."
+    return FigureData("accuracy-matrix", f"Accuracy by task: {group.name}", [panel], caption)
+
+
+def speed_front(groups: Sequence[RunGroup]) -> FigureData:
+    """Return speed against accuracy, with those marked that no other beats in both."""
+    points = [(_mean(group.images_per_second), 100 * _mean(group.average)) for group in groups]
+    front = pareto_front(points)
+    marks: list[Curve | Bars | Heatmap] = [
+        Curve(group.name, [x], [y], style="points", labels=[group.name])
+        for group, (x, y) in zip(groups, points, strict=True)
+    ]
+    if len(front) > 1:
+        best = sorted(points[index] for index in front)
+        marks.append(Curve("best trade-offs", [x for x, _ in best], [y for _, y in best], style="dashed"))
+    panel = Panel("Speed against accuracy", "training images per second", "average accuracy (%)", marks)
+    caption = "Up and to the right is better; the dashed line joins those that no other beats in both."
+    return FigureData("speed-front", "Speed against accuracy", [panel], caption, meta={"front": front})
+
+
+def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
+    """Return which points no other reaches in one coordinate and beats in the other.
+
+    >>> pareto_front([(1.0, 3.0), (2.0, 2.0), (1.5, 1.0), (3.0, 1.0)])
+    [0, 1, 3]
+    """
+    return [
+        index
+        for index, (x, y) in enumerate(points)
+        if x == x and y == y and not any(a >= x and b >= y and (a > x or b > y) for a, b in points)
+    ]
+
+
+def comparison_overview(groups: Sequence[RunGroup], title: str) -> FigureData:
+    """Return accuracy over the stream beside what it cost: evaluations per step and images per second."""
+
+    def bars(label: str, of: Literal["evaluations_per_step", "images_per_second"]) -> list[Curve | Bars | Heatmap]:
+        values = [(group.name, getattr(group, of)) for group in groups]
+        return [Bars(name, [label], [_mean(seeds)], [_deviation(seeds)]) for name, seeds in values]
+
+    panels = [
+        accuracy_curves(groups).panels[0],
+        Panel("Evaluations per step", "", "", bars("forward + backward passes", "evaluations_per_step")),
+        Panel("Speed", "", "", bars("training images per second", "images_per_second")),
+    ]
+    return FigureData("comparison", title, panels, SPREAD)
+
+
+def trigger_timeline(timeline: Timeline, limit: int = MAX_POINTS) -> FigureData:
+    """Return how the steps of each epoch got each direction: computed, taken from the cache, or left out."""
+    panels = []
+    for branch in ("sharpness", "flatness"):
+        marks: list[Curve | Bars | Heatmap] = []
+        for outcome in OUTCOMES:
+            shares = timeline.shares.get(f"{branch}.{outcome}")
+            if shares is not None:
+                x, y = downsampled(timeline.steps, [100 * share for share in shares], limit)
+                marks.append(Curve(outcome, x, y, style="steps"))
+        if marks:
+            panels.append(Panel(f"{branch.capitalize()} direction", "step", "steps of the epoch (%)", marks))
+    caption = "Refreshed: computed exactly. Reused: rebuilt from the cached part. Skipped: left out by the trigger."
+    return FigureData("trigger-timeline", f"Triggers: {timeline.name}", panels, caption)
+
+
+def evaluation_timeline(timelines: Sequence[Timeline], limit: int = MAX_POINTS) -> FigureData:
+    """Return the evaluations per step over the run."""
+    marks = [_over_steps(line.name, line.steps, line.evaluations_per_step, limit) for line in timelines]
+    panel = Panel("Evaluations per step", "step", "forward + backward passes", [*marks])
+    return FigureData("evaluations", "Evaluations per step over the run", [panel])
+
+
+def cache_ages(timelines: Sequence[Timeline], limit: int = MAX_POINTS) -> FigureData:
+    """Return the age of the cached directions at the end of each epoch."""
+    panels = []
+    for branch in ("sharpness", "flatness"):
+        having = [line for line in timelines if branch in line.cache_age]
+        marks = [_over_steps(line.name, line.steps, line.cache_age[branch], limit) for line in having]
+        if marks:
+            panels.append(Panel(f"{branch.capitalize()} cache", "step", "age in steps", [*marks]))
+    caption = "Steps since the cached direction was computed exactly."
+    return FigureData("cache-age", "Age of the caches", panels, caption)
+
+
+def loss_curves(timelines: Sequence[Timeline], limit: int = MAX_POINTS) -> FigureData:
+    """Return the training loss over the steps of the run, one point for each epoch."""
+    marks = [_over_steps(line.name, line.steps, line.loss, limit) for line in timelines]
+    return FigureData("loss", "Training loss", [Panel("Training loss", "step", "mean loss of the epoch", [*marks])])
+
+
+def sensitivity(key: str, points: Sequence[SweepPoint]) -> FigureData:
+    """Return accuracy and speed against a swept key, such as ``optimizer.k``, with their deviations."""
+    names = list(dict.fromkeys(point.name for point in points))
+    scale: Literal["linear", "log"] = "log" if _spans_decades([point.value for point in points]) else "linear"
+    panels = []
+    for title, label, factor in (("Accuracy", "average accuracy (%)", 100.0), ("Speed", "images per second", 1.0)):
+        marks: list[Curve | Bars | Heatmap] = []
+        for name in names:
+            own = sorted((point for point in points if point.name == name), key=lambda point: point.value)
+            seeds = [point.accuracy if factor > 1 else point.images_per_second for point in own]
+            marks.append(_with_band(name, [point.value for point in own], seeds, factor))
+        panels.append(Panel(f"{title} against {key}", key, label, marks, x_scale=scale))
+    return FigureData(f"sensitivity-{key}", f"Sensitivity to {key}", panels, SPREAD)
+
+
+def scheduler_comparison(points: Sequence[StrategyPoint]) -> FigureData:
+    """Return accuracy and speed of several strategies side by side, for each k."""
+    strategies = list(dict.fromkeys(point.strategy for point in points))
+    panels = []
+    for title, label, factor in (("Accuracy", "average accuracy (%)", 100.0), ("Speed", "images per second", 1.0)):
+        marks: list[Curve | Bars | Heatmap] = []
+        for strategy in strategies:
+            own = sorted((point for point in points if point.strategy == strategy), key=lambda point: point.k)
+            seeds = [point.accuracy if factor > 1 else point.images_per_second for point in own]
+            marks.append(
+                Bars(
+                    strategy,
+                    [f"k = {point.k:g}" for point in own],
+                    [factor * _mean(values) for values in seeds],
+                    [factor * _deviation(values) for values in seeds],
+                )
+            )
+        panels.append(Panel(title, "", label, marks))
+    return FigureData("schedulers", "Schedules of the interval", panels, SPREAD)
+
+
+def _accuracy_curve(group: RunGroup) -> Curve:
+    num_stages = max((len(stages) for stages in group.stage_accuracy), default=0)
+    by_stage = [[s[stage] for s in group.stage_accuracy if len(s) > stage] for stage in range(num_stages)]
+    curve = _with_band(group.name, [stage + 1.0 for stage in range(num_stages)], by_stage, 100.0)
+    return replace(curve, style="line+points" if group.is_finished else "dashed")
+
+
+def _with_band(name: str, x: list[float], seeds: Sequence[Sequence[float]], factor: float) -> Curve:
+    """Return the mean over seeds, with a band of one deviation where there are several."""
+    means = [factor * _mean(values) for values in seeds]
+    deviations = [factor * _deviation(values) for values in seeds]
+    has_band = any(deviation > 0 for deviation in deviations)
+    low = [mean - deviation for mean, deviation in zip(means, deviations, strict=True)]
+    high = [mean + deviation for mean, deviation in zip(means, deviations, strict=True)]
+    return Curve(name, x, means, low if has_band else None, high if has_band else None, style="line+points")
+
+
+def _over_steps(name: str, steps: Sequence[float], values: Sequence[float], limit: int) -> Curve:
+    x, y = downsampled(steps, values, limit)
+    return Curve(name, x, y)
+
+
+def _spans_decades(values: Sequence[float]) -> bool:
+    return min(values) > 0 and max(values) / min(values) >= 50
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values)) if len(values) else float("nan")
+
+
+def _deviation(values: Sequence[float]) -> float:
+    return float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
