@@ -233,3 +233,17 @@ def test_fingerprint_tells_images_of_equal_labels_apart():
     source = dataset(1, train_per_class=4)
     prints = [build_stream(replace(source, train=source.train.select(rows))).fingerprint() for rows in ([0, 1], [0, 2])]
     assert prints[0] != prints[1]
+
+
+def test_first_tasks_are_those_of_the_whole_stream():
+    whole = build_stream(dataset(10), initial=2, increment=2)
+    part = whole.first(3)
+    assert part.num_tasks == 3
+    assert part.num_classes == 6
+    assert part.class_names == whole.class_names[:6]
+    assert [task.classes for task in part.tasks] == [task.classes for task in whole.tasks[:3]]
+    assert set(part.all_train.labels.tolist()) == set(range(6))
+    assert part.fingerprint() != whole.fingerprint()
+    assert whole.first(100).fingerprint() == whole.fingerprint()
+    with pytest.raises(ValueError, match="num_tasks"):
+        whole.first(0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, TypeAlias, get_args
 
@@ -72,6 +72,13 @@ class Stream:
     def seen_test(self, task_index: int) -> ImageSet:
         """Return the test images of all tasks up to and including a task."""
         return ImageSet.concat([task.test for task in self.tasks[: task_index + 1]])
+
+    def first(self, num_tasks: int) -> Stream:
+        """Return the stream that ends after its first tasks; all of it if it has no more."""
+        check("num_tasks", num_tasks, above=0, integer=True)
+        tasks = self.tasks[:num_tasks]
+        count = tasks[-1].classes.stop
+        return replace(self, tasks=tasks, num_classes=count, class_names=self.class_names[:count])
 
     @cached_property
     def all_train(self) -> ImageSet:

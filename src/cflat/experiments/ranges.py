@@ -53,6 +53,7 @@ RANGES: dict[str, Range] = {
     "stream.increment": _COUNT,
     "stream.order_seed": _COUNT_OR_NONE,
     "stream.task_order_seed": _COUNT_OR_NONE,
+    "stream.max_tasks": _COUNT,
     "runtime.devices": Range(at_least=1, at_most=4096, integer=True),
     "runtime.num_nodes": Range(at_least=1, at_most=4096, integer=True),
     "runtime.threads": Range(at_least=1, at_most=4096, integer=True),

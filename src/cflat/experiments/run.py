@@ -139,7 +139,7 @@ def make_stream(config: RunConfig) -> Stream:
             seed=data.subsample_seed,
             short_side=data.short_side,
         )
-        return build_stream(
+        built = build_stream(
             dataset,
             stream.scenario,
             initial=stream.initial,
@@ -149,6 +149,7 @@ def make_stream(config: RunConfig) -> Stream:
             labels=stream.labels,
             domain_order=stream.domain_order,
         )
+        return built if stream.max_tasks is None else built.first(stream.max_tasks)
     except ValueError as error:
         raise ConfigError(f"stream: {error}") from error
 

@@ -57,6 +57,8 @@ class StreamSettings:
     """Seed of the class order; null keeps the dataset's."""
     task_order_seed: int | None = None
     """Shuffle the finished tasks (or domains) with this seed."""
+    max_tasks: int | None = None
+    """End the stream after so many tasks; null goes through all."""
     labels: DomainLabels = "shared"
     """Domain streams: one label per class (shared), or new labels with every domain (growing)."""
     domain_order: tuple[str, ...] | None = None
