@@ -1,0 +1,157 @@
+"""Lanczos iteration on a symmetric operator that is known by its products alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+__all__ = ["Krylov", "quadrature", "rank"]
+
+Product: TypeAlias = Callable[[Tensor], Tensor]
+"""Returns A v in float64 for a flat vector v."""
+Which: TypeAlias = Literal["largest", "smallest", "magnitude"]
+
+# Elements of each basis vector that are widened to float64 at a time.
+_STRETCH = 2**18
+
+
+class Krylov:
+    """A growing orthonormal basis in which the operator is tridiagonal.
+
+    Basis vectors are held in ``dtype``; all sums are float64. Each new vector is made orthogonal to all others twice,
+    since once is not enough after cancellation. When nothing is left of it, the basis spans an invariant subspace, and
+    the iteration restarts from a random vector outside: a new block of the tridiagonal matrix, with coupling 0.
+    """
+
+    def __init__(
+        self, product: Product, size: int, dtype: torch.dtype, device: torch.device, generator: torch.Generator
+    ) -> None:
+        self._product = product
+        self._size = size
+        self._dtype = dtype
+        self._device = device
+        self._generator = generator
+        self._rows: list[Tensor] = []
+        self._alphas: list[float] = []
+        self._betas: list[float] = []
+        self._block_start = 0
+        self._following: Tensor | None = None
+
+    @property
+    def num_products(self) -> int:
+        """Products taken so far, which is also the number of basis vectors."""
+        return len(self._rows)
+
+    def extend(self) -> None:
+        """Add one basis vector, at the cost of one product."""
+        if self._following is None:
+            self._block_start = len(self._rows)
+            self._following = self._outside()
+        row = self._following
+        self._rows.append(row)
+        image = self._product(row)
+        self._alphas.append(torch.dot(row.to(image), image).item())
+        self._make_orthogonal_(image)
+        beta = image.norm().item()
+        scale = max(abs(value) for value in (*self._alphas, *self._betas))
+        is_closed = beta <= 100 * torch.finfo(self._dtype).eps * scale
+        self._betas.append(0.0 if is_closed else beta)
+        self._following = None if is_closed else (image / beta).to(self._dtype)
+
+    def ritz(self, start: int = 0) -> tuple[Tensor, Tensor]:
+        """Return approximate eigenvalues, ascending, and their coordinates in the basis from row ``start`` on."""
+        return _eigh(self._alphas[start:], self._betas[start:])
+
+    def combine(self, coordinates: Tensor) -> Tensor:
+        """Return the unit vector with these coordinates, in float64."""
+        vector = torch.zeros(self._size, dtype=torch.float64, device=self._device)
+        for row, coordinate in zip(self._rows, coordinates.tolist(), strict=True):
+            vector.add_(row, alpha=coordinate)
+        return vector.div_(vector.norm())
+
+    def is_settled(self, k: int, which: Which, tolerance: float) -> bool:
+        """Return whether the first ``k`` pairs are known to ``tolerance`` and no further copies can be missing."""
+        if len(self._rows) < k:
+            return False
+        if len(self._rows) == self._size:
+            return True
+        values, coordinates = self.ritz()
+        limit = tolerance * values.abs().max()
+        chosen = rank(values, which)[:k]
+        if (self._betas[-1] * coordinates[-1, chosen].abs() > limit).any():
+            return False
+        if self._block_start == 0:
+            # A closed first block holds each eigenvalue once: only a second one can show repeated ones.
+            return self._following is not None
+        # The newest block must have nothing to offer: a copy as good as the last wanted value would be missing.
+        newest, coordinates = self.ritz(self._block_start)
+        lead = rank(newest, which)[:1]
+        keys = _keys(newest[lead], which), _keys(values[chosen[-1:]], which)
+        is_known = self._betas[-1] * coordinates[-1, lead].abs() <= limit
+        return bool(is_known & (keys[0] <= keys[1] + limit))
+
+    def _outside(self) -> Tensor:
+        """Draw a random unit vector that is orthogonal to the basis; on the CPU, to be the same on every device."""
+        vector = torch.randn(self._size, generator=self._generator, dtype=torch.float64).to(self._device)
+        self._make_orthogonal_(vector)
+        return vector.div_(vector.norm()).to(self._dtype)
+
+    def _make_orthogonal_(self, vector: Tensor) -> None:
+        for _ in range(2 if self._rows else 0):
+            inner = torch.zeros(len(self._rows), dtype=torch.float64, device=self._device)
+            for start, stretch in self._stretches():
+                inner += stretch @ vector[start : start + _STRETCH]
+            for start, stretch in self._stretches():
+                vector[start : start + _STRETCH] -= inner @ stretch
+
+    def _stretches(self) -> Iterator[tuple[int, Tensor]]:
+        """Yield the basis in float64 a stretch at a time, which bounds the memory that widening takes."""
+        for start in range(0, self._size, _STRETCH):
+            yield start, torch.stack([row[start : start + _STRETCH] for row in self._rows]).double()
+
+
+def quadrature(product: Product, start: Tensor, steps: int) -> tuple[Tensor, Tensor]:
+    """Return nodes and weights of the Gauss quadrature of the operator's spectrum as seen from ``start``.
+
+    The weights add up to 1. Keeps the last two vectors only; stops early when the subspace is invariant.
+    """
+    previous = torch.zeros_like(start)
+    row = start / start.norm()
+    alphas: list[float] = []
+    betas: list[float] = []
+    for _ in range(steps):
+        image = product(row)
+        alphas.append(torch.dot(row, image).item())
+        image -= alphas[-1] * row
+        if betas:
+            image -= betas[-1] * previous
+        betas.append(image.norm().item())
+        if betas[-1] <= 100 * torch.finfo(torch.float64).eps * max(abs(value) for value in (*alphas, *betas)):
+            break
+        previous, row = row, image / betas[-1]
+    nodes, coordinates = _eigh(alphas, betas)
+    return nodes, coordinates[0].square()
+
+
+def rank(values: Tensor, which: Which) -> Tensor:
+    """Return the indices of the values, the wanted ones first."""
+    return _keys(values, which).argsort(descending=True, stable=True)
+
+
+def _keys(values: Tensor, which: Which) -> Tensor:
+    if which == "magnitude":
+        return values.abs()
+    return values if which == "largest" else -values
+
+
+def _eigh(alphas: list[float], betas: list[float]) -> tuple[Tensor, Tensor]:
+    """Decompose the tridiagonal matrix; its last beta couples to a vector that is not in the basis."""
+    couplings = torch.tensor(betas[:-1], dtype=torch.float64)
+    matrix = torch.diag(torch.tensor(alphas, dtype=torch.float64))
+    if len(couplings):
+        matrix += torch.diag(couplings, 1) + torch.diag(couplings, -1)
+    values, vectors = torch.linalg.eigh(matrix)
+    return values, vectors

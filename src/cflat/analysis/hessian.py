@@ -1,0 +1,278 @@
+"""Curvature of a loss from Hessian-vector products: top eigenvalues, trace and spectral density.
+
+The gradient's graph is built once and kept while products are taken, so a product costs one backward pass through it
+and all of them see the same weights, buffers and dropout masks. Everything random is a function of ``seed``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from cflat._errors import check
+from cflat.analysis._krylov import Krylov, quadrature, rank
+from cflat.analysis._point import Loss, Point
+from cflat.optim._vectors import as_real
+
+__all__ = [
+    "Density", "Eigen", "Estimate", "Hessian", "hessian_vector_product", "spectrum_density", "top_eigenvalues", "trace",
+]  # fmt: skip
+
+
+class Hessian:
+    """The Hessian of a loss at the present weights, as a linear operator on lists of tensors or on flat vectors.
+
+    Made by `hessian_vector_product`. Holds the graph of the gradient, and so the activations of one evaluation.
+    """
+
+    def __init__(self, point: Point) -> None:
+        self._params = point.params
+        with sdpa_kernel(SDPBackend.MATH):  # the fused attention kernels cannot be differentiated twice
+            value = point.evaluate()
+        gradients = torch.autograd.grad(
+            value, self._params, create_graph=True, allow_unused=True, materialize_grads=True
+        )
+        self.value = value.item()
+        self.gradient = [gradient.detach() for gradient in gradients]
+        # A gradient without a graph is constant: the loss is linear in that weight or does not reach it.
+        self._curved = [(i, gradient) for i, gradient in enumerate(gradients) if gradient.requires_grad]
+        self._shapes = [as_real(param).shape for param in self._params]
+        self.size = sum(shape.numel() for shape in self._shapes)
+        dtypes = [as_real(param).dtype for param in self._params]
+        self.dtype = max((torch.promote_types(dtype, torch.float32) for dtype in dtypes), key=lambda d: d.itemsize)
+        self.device = self._params[0].device
+
+    def __call__(self, vector: Sequence[Tensor]) -> list[Tensor]:
+        """Return H v for ``vector`` shaped like the parameters."""
+        if not self._curved:
+            return [torch.zeros_like(param) for param in self._params]
+        outputs = torch.autograd.grad(
+            [gradient for _, gradient in self._curved],
+            self._params,
+            grad_outputs=[vector[index] for index, _ in self._curved],
+            retain_graph=True,
+            allow_unused=True,
+            materialize_grads=True,
+        )
+        return [output.detach() for output in outputs]
+
+    def product(self, flat: Tensor) -> Tensor:
+        """Return H v for a flat vector, in float64."""
+        outputs = self(self.unflattened(flat))
+        return torch.cat([as_real(output).reshape(-1).to(self.device, torch.float64) for output in outputs])
+
+    def unflattened(self, flat: Tensor) -> list[Tensor]:
+        """Cut a flat vector into tensors like the parameters; complex ones are read as pairs of numbers."""
+        parts = flat.split([shape.numel() for shape in self._shapes])
+        shaped = [part.view(shape) for part, shape in zip(parts, self._shapes, strict=True)]
+        return [
+            # cloned, since a pair must start at an even address
+            (torch.view_as_complex(part.clone()) if param.is_complex() else part).to(param)
+            for part, param in zip(shaped, self._params, strict=True)
+        ]
+
+
+@dataclass(frozen=True)
+class Eigen:
+    """Eigenvalues at one end of the spectrum, the wanted ones first."""
+
+    values: list[float]
+    residuals: list[float]
+    """|H v - value * v| of each pair with |v| = 1, measured: an eigenvalue lies within this distance of the value."""
+    num_products: int
+    is_converged: bool
+    """Whether all residuals reached the tolerance (by Lanczos' own estimate) before the limit of products."""
+    vectors: list[list[Tensor]] | None = None
+    """Unit eigenvectors shaped like the parameters, for slices along them; None unless asked for."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over random probes with its standard error."""
+
+    mean: float
+    error: float
+    samples: list[float]
+
+
+@dataclass(frozen=True)
+class Density:
+    """The distribution of the eigenvalues: a smooth curve that integrates to 1, and the points it was made of."""
+
+    grid: list[float]
+    density: list[float]
+    sigma: float
+    """Standard deviation of the Gaussian that stands for each point."""
+    nodes: list[float]
+    weights: list[float]
+
+    def moment(self, order: int) -> float:
+        """Return the estimate of tr(H^order) / size, before smoothing."""
+        return math.fsum(weight * node**order for node, weight in zip(self.nodes, self.weights, strict=True))
+
+
+def hessian_vector_product(loss: Loss, params: Sequence[Tensor]) -> Hessian:
+    """Return an operator ``v -> H v`` for the Hessian of ``loss`` at the present weights.
+
+    Evaluates the loss once, so buffers of the model (BatchNorm) see one forward pass. The weights must not change while
+    the operator is in use.
+
+    Args:
+        loss: Returns the scalar loss of the present weights; no backward.
+        params: The weights, all requiring a gradient; those that the loss does not reach have zero curvature.
+    """
+    with Point(loss, params) as point:
+        return Hessian(point)
+
+
+def top_eigenvalues(
+    loss: Loss,
+    params: Sequence[Tensor],
+    k: int = 5,
+    *,
+    which: Literal["largest", "smallest", "magnitude"] = "largest",
+    tolerance: float = 1e-6,
+    max_products: int = 100,
+    with_vectors: bool = False,
+    seed: int = 0,
+    model: nn.Module | None = None,
+) -> Eigen:
+    """Return the ``k`` eigenvalues at one end of the Hessian's spectrum by Lanczos iteration.
+
+    Reorthogonalises fully, in float64. When the iteration closes an invariant subspace it restarts outside of it, which
+    also finds repeated eigenvalues. Costs at most ``max_products + k`` products and holds one vector of the parameters'
+    size and precision for each of the ``max_products``, in most cases far fewer.
+
+    Args:
+        loss: Returns the scalar loss of the present weights; no backward.
+        params: The weights, all requiring a gradient.
+        k: How many eigenvalues; fewer come back when there are fewer weights or products.
+        which: Algebraically largest, algebraically smallest, or largest in magnitude.
+        tolerance: Residual at which a pair is done, relative to the largest eigenvalue in magnitude; above 0.
+        max_products: Limit of the iteration; at least ``k``.
+        with_vectors: Whether to return the eigenvectors, too.
+        seed: Seed of the starting vector.
+        model: The module whose buffers the evaluation must leave alone; optional.
+    """
+    check("k", k, at_least=1, integer=True)
+    check("tolerance", tolerance, above=0)
+    check("max_products", max_products, at_least=k, integer=True)
+    with Point(loss, params, model) as point:
+        hessian = Hessian(point)
+        krylov = Krylov(hessian.product, hessian.size, hessian.dtype, hessian.device, _generator(seed))
+        k, limit = min(k, hessian.size), min(max_products, hessian.size)
+        while not (is_converged := krylov.is_settled(k, which, tolerance)) and krylov.num_products < limit:
+            krylov.extend()
+        values, coordinates = krylov.ritz()
+        chosen = rank(values, which)[:k].tolist()
+        vectors = [krylov.combine(coordinates[:, index]) for index in chosen]
+        residuals = [
+            (hessian.product(vector) - values[index] * vector).norm().item()
+            for index, vector in zip(chosen, vectors, strict=True)
+        ]
+        return Eigen(
+            values=[values[index].item() for index in chosen],
+            residuals=residuals,
+            num_products=krylov.num_products + len(chosen),
+            is_converged=is_converged,
+            vectors=[hessian.unflattened(vector) for vector in vectors] if with_vectors else None,
+        )
+
+
+def trace(
+    loss: Loss, params: Sequence[Tensor], samples: int = 32, *, seed: int = 0, model: nn.Module | None = None
+) -> Estimate:
+    """Estimate the trace of the Hessian by Hutchinson's method with random signs.
+
+    The mean of v.Hv over ``samples`` sign vectors is unbiased; its variance comes from off-diagonal entries alone, so a
+    diagonal Hessian gives the exact trace with error 0. Costs one product per sample and holds two vectors.
+
+    Args:
+        loss: Returns the scalar loss of the present weights; no backward.
+        params: The weights, all requiring a gradient.
+        samples: Number of probes; at least 2, so that the error can be stated.
+        seed: Seed of the probes.
+        model: The module whose buffers the evaluation must leave alone; optional.
+    """
+    check("samples", samples, at_least=2, integer=True)
+    generator = _generator(seed)
+    with Point(loss, params, model) as point:
+        hessian = Hessian(point)
+        drawn = []
+        for _ in range(samples):
+            signs = _signs(hessian, generator)
+            drawn.append(torch.dot(signs, hessian.product(signs)).item())
+    mean = math.fsum(drawn) / samples
+    variance = math.fsum((value - mean) ** 2 for value in drawn) / (samples - 1)
+    return Estimate(mean, math.sqrt(variance / samples), drawn)
+
+
+def spectrum_density(
+    loss: Loss,
+    params: Sequence[Tensor],
+    *,
+    probes: int = 8,
+    steps: int = 64,
+    sigma: float | None = None,
+    points: int = 1001,
+    seed: int = 0,
+    model: nn.Module | None = None,
+) -> Density:
+    """Estimate the density of the Hessian's eigenvalues by stochastic Lanczos quadrature.
+
+    Each probe gives a Gauss quadrature of the spectrum, exact for v.p(H)v with polynomials p of degree below twice
+    ``steps``; the average over probes is smoothed by Gaussians. Costs ``probes * steps`` products. No basis is kept:
+    without reorthogonalisation a converged node comes back as several whose weights add up to its own, which leaves the
+    density as it is, so that four vectors of memory are enough.
+
+    Args:
+        loss: Returns the scalar loss of the present weights; no backward.
+        params: The weights, all requiring a gradient.
+        probes: Number of random sign vectors; the noise falls with its square root.
+        steps: Lanczos steps per probe; more resolve finer structure.
+        sigma: Width of the Gaussians; None means 1 % of the range of the nodes.
+        points: Number of points of the grid, which reaches 6 sigma beyond the outermost nodes.
+        seed: Seed of the probes.
+        model: The module whose buffers the evaluation must leave alone; optional.
+    """
+    check("probes", probes, at_least=1, integer=True)
+    check("steps", steps, at_least=1, integer=True)
+    check("points", points, at_least=2, integer=True)
+    generator = _generator(seed)
+    with Point(loss, params, model) as point:
+        hessian = Hessian(point)
+        rules = [
+            quadrature(hessian.product, _signs(hessian, generator), min(steps, hessian.size)) for _ in range(probes)
+        ]
+    nodes = torch.cat([rule[0] for rule in rules])
+    weights = torch.cat([rule[1] for rule in rules]) / probes
+    return _smooth(nodes, weights, sigma, points)
+
+
+def _smooth(nodes: Tensor, weights: Tensor, sigma: float | None, points: int) -> Density:
+    low, high = nodes.min().item(), nodes.max().item()
+    if sigma is None:
+        # When all nodes are rounding errors of one value, their range is no scale.
+        sigma = 0.01 * (high - low) if high - low > 1e-9 * abs(high) else 0.01 * (abs(high) or 1.0)
+    check("sigma", sigma, above=0)
+    grid = torch.linspace(low - 6 * sigma, high + 6 * sigma, points, dtype=torch.float64)
+    if (grid[1] - grid[0]).item() > sigma:
+        raise ValueError(f"sigma={sigma:g} is finer than the grid of {points} points; raise points or sigma.")
+    bells = torch.exp(-0.5 * ((grid[:, None] - nodes[None, :]) / sigma).square()) / (sigma * math.sqrt(2 * math.pi))
+    return Density(grid.tolist(), (bells @ weights).tolist(), sigma, nodes.tolist(), weights.tolist())
+
+
+def _signs(hessian: Hessian, generator: torch.Generator) -> Tensor:
+    """Draw a flat vector of random signs; on the CPU, so that it is the same on every device."""
+    bits = torch.randint(0, 2, (hessian.size,), generator=generator, dtype=torch.int8)
+    return (2 * bits - 1).to(hessian.device, torch.float64)
+
+
+def _generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)

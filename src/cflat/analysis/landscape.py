@@ -1,0 +1,169 @@
+"""Slices of a loss through weight space: along a direction, over a plane, and between two sets of weights.
+
+Random directions are filter-normalised (Li et al., 2018): each filter of the direction is as long as the filter of the
+weights, so that slices of nets whose weights differ in scale can be compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from cflat._errors import check
+from cflat.analysis._point import Loss, Point
+
+__all__ = ["Connection", "Plane", "Slice", "connect", "line", "plane", "random_direction"]
+
+
+@dataclass(frozen=True)
+class Slice:
+    """The loss along a direction."""
+
+    distances: list[float]
+    losses: list[float]
+
+
+@dataclass(frozen=True)
+class Plane:
+    """The loss over a plane; ``losses[i][j]`` belongs to ``ys[i]`` and ``xs[j]``."""
+
+    xs: list[float]
+    ys: list[float]
+    losses: list[list[float]]
+
+
+@dataclass(frozen=True)
+class Connection:
+    """The loss along the straight line between two sets of weights."""
+
+    fractions: list[float]
+    """0 at the start, 1 at the end."""
+    losses: list[float]
+
+    @property
+    def barrier(self) -> float:
+        """How far the loss rises above the linear interpolation of its ends, at most; 0 if it never does."""
+        first, last = self.losses[0], self.losses[-1]
+        rises = (
+            loss - ((1 - t) * first + t * last) for t, loss in zip(self.fractions[1:-1], self.losses[1:-1], strict=True)
+        )
+        return max(0.0, *rises)
+
+
+def random_direction(params: Sequence[Tensor], *, seed: int, with_vectors: bool = False) -> list[Tensor]:
+    """Draw a filter-normalised Gaussian direction.
+
+    A filter is a slice along the first axis (an output channel or neuron). Tensors of one axis or none (biases, norm
+    layers) are zero by default, since the loss reacts to them on another scale.
+
+    Args:
+        params: The weights.
+        seed: Seed of the direction; two seeds span a plane.
+        with_vectors: Whether to fill tensors of one axis, too, each normalised as one filter.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    return [_normalised(param.detach(), generator, with_vectors) for param in params]
+
+
+def line(
+    loss: Loss,
+    params: Sequence[Tensor],
+    direction: Sequence[Tensor],
+    distances: Sequence[float],
+    *,
+    model: nn.Module | None = None,
+) -> Slice:
+    """Return the loss at theta + distance * direction, in one forward pass for each distance.
+
+    Args:
+        loss: Returns the scalar loss of the present weights; no backward.
+        params: The weights; they are put back bit for bit in every exit.
+        direction: Tensors like the parameters: `random_direction`, or an eigenvector of the Hessian.
+        distances: In units of the direction; 0 is the present point.
+        model: The module whose buffers evaluations must leave alone; optional.
+    """
+    with Point(loss, params, model) as point:
+        along = point.vector("direction", direction)
+        losses = []
+        for distance in distances:
+            point.move((along, float(distance)))
+            losses.append(point.value())
+    return Slice([float(distance) for distance in distances], losses)
+
+
+def plane(
+    loss: Loss,
+    params: Sequence[Tensor],
+    directions: tuple[Sequence[Tensor], Sequence[Tensor]],
+    xs: Sequence[float],
+    ys: Sequence[float],
+    *,
+    model: nn.Module | None = None,
+) -> Plane:
+    """Return the loss at theta + x * directions[0] + y * directions[1], in ``len(xs) * len(ys)`` forward passes.
+
+    Args:
+        loss: Returns the scalar loss of the present weights; no backward.
+        params: The weights; they are put back bit for bit in every exit.
+        directions: Two lists of tensors like the parameters.
+        xs: Distances along the first direction.
+        ys: Distances along the second direction.
+        model: The module whose buffers evaluations must leave alone; optional.
+    """
+    with Point(loss, params, model) as point:
+        across, up = (point.vector(f"directions[{i}]", direction) for i, direction in enumerate(directions))
+        losses: list[list[float]] = []
+        for y in ys:
+            losses.append([])
+            for x in xs:
+                point.move((across, float(x)), (up, float(y)))
+                losses[-1].append(point.value())
+    return Plane([float(x) for x in xs], [float(y) for y in ys], losses)
+
+
+def connect(
+    loss: Loss,
+    params: Sequence[Tensor],
+    start: Sequence[Tensor],
+    end: Sequence[Tensor],
+    *,
+    points: int = 21,
+    model: nn.Module | None = None,
+) -> Connection:
+    """Return the loss on the straight line between two sets of weights, such as the minima of two tasks.
+
+    The present weights need not lie on the line. Buffers are not interpolated: the statistics of BatchNorm are those of
+    the caller's model in eval mode, and those of the batch in train mode.
+
+    Args:
+        loss: Returns the scalar loss of the present weights; no backward.
+        params: The weights; they are put back bit for bit in every exit.
+        start: Tensors like the parameters.
+        end: Tensors like the parameters.
+        points: Number of evaluations, both ends included; at least 3.
+        model: The module whose buffers evaluations must leave alone; optional.
+    """
+    check("points", points, at_least=3, integer=True)
+    fractions = [index / (points - 1) for index in range(points)]
+    with Point(loss, params, model) as point:
+        first, last = point.vector("start", start), point.vector("end", end)
+        losses = []
+        for fraction in fractions:
+            point.put_between(first, last, fraction)
+            losses.append(point.value())
+    return Connection(fractions, losses)
+
+
+def _normalised(weights: Tensor, generator: torch.Generator, with_vectors: bool) -> Tensor:
+    if weights.dim() <= 1 and not with_vectors:
+        return torch.zeros_like(weights)
+    wide = torch.promote_types(weights.dtype, torch.float32)
+    drawn = torch.randn(weights.shape, generator=generator, dtype=wide).to(weights.device)
+    num_filters = weights.shape[0] if weights.dim() > 1 else 1
+    filters = drawn.reshape(num_filters, -1)
+    lengths = weights.to(wide).reshape(num_filters, -1).norm(dim=1, keepdim=True)
+    filters.mul_(lengths / filters.norm(dim=1, keepdim=True))
+    return filters.reshape(weights.shape).to(weights.dtype)
