@@ -42,15 +42,8 @@ class Connection:
     fractions: list[float]
     """0 at the start, 1 at the end."""
     losses: list[float]
-
-    @property
-    def barrier(self) -> float:
-        """How far the loss rises above the linear interpolation of its ends, at most; 0 if it never does."""
-        first, last = self.losses[0], self.losses[-1]
-        rises = (
-            loss - ((1 - t) * first + t * last) for t, loss in zip(self.fractions[1:-1], self.losses[1:-1], strict=True)
-        )
-        return max(0.0, *rises)
+    barrier: float
+    """How far the loss rises above the linear interpolation of its ends, at most; 0 if it never does."""
 
 
 def random_direction(params: Sequence[Tensor], *, seed: int, with_vectors: bool = False) -> list[Tensor]:
@@ -154,7 +147,9 @@ def connect(
         for fraction in fractions:
             point.put_between(first, last, fraction)
             losses.append(point.value())
-    return Connection(fractions, losses)
+    straight = ((1 - t) * losses[0] + t * losses[-1] for t in fractions[1:-1])
+    rises = (loss - level for loss, level in zip(losses[1:-1], straight, strict=True))
+    return Connection(fractions, losses, barrier=max(0.0, *rises))
 
 
 def _normalised(weights: Tensor, generator: torch.Generator, with_vectors: bool) -> Tensor:

@@ -71,7 +71,7 @@ def measure_terms(
         start = ball.look()
         return Terms(
             loss=start.loss,
-            sharpness=ball.loss_and_ascent(start.eps_0)[0] - start.loss,
+            sharpness=start.loss_s - start.loss,
             flatness=rho * ball.norm_at(start.eps_1),
             gradient_norm=start.gradient_norm,
         )
@@ -127,9 +127,10 @@ def ascend_terms(
 
 @dataclass(frozen=True)
 class _View:
-    """What is known at theta: the loss, the gradient's norm, and the first-order guesses of both maximisers."""
+    """What two gradients tell: the losses at theta and at eps_0, and the first-order guesses of both maximisers."""
 
     loss: float
+    loss_s: float
     gradient_norm: float
     eps_0: Vector
     eps_1: Vector
@@ -151,8 +152,8 @@ class _Ball:
         loss, g = self._gradient()
         eps_0 = _with_norm(g, self._rho)
         self._move(eps_0)
-        _, g_s = self._gradient()
-        return _View(loss, g.norm, eps_0, _with_norm(g_s.minus(g), self._rho))
+        loss_s, g_s = self._gradient()
+        return _View(loss, loss_s, g.norm, eps_0, _with_norm(g_s.minus(g), self._rho))
 
     def loss_and_ascent(self, u: Vector) -> tuple[float, Vector]:
         """Return L and the direction in which it grows."""
