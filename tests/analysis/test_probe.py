@@ -128,6 +128,7 @@ def test_vectors_of_a_frozen_batch_do_not_turn():
     for _ in range(6):
         assert watched.look(closure)
     assert watched.result().stability[0].cosines == pytest.approx(dict.fromkeys(("g", "g_0", "g_vs", "g_vf"), 1.0))
+    assert "Cached directions last" in watched.result().verdict
     assert watched.result().row(0.1, "reuse only, steady").error_exact < 1e-9  # calibrated surrogates are exact here
 
 
@@ -156,7 +157,7 @@ def test_infinite_and_zero_gradients_are_passed_over():
     [
         ({0.05: 0.998, 0.2: 0.97, 0.5: 0.9}, "next to nothing", 0.2),
         ({0.05: 0.998}, "extrapolated", 0.2),
-        ({0.05: 0.9}, "buy something", 0.05),
+        ({0.05: 0.9}, "changes the update", 0.05),
         ({0.5: 0.1, 0.05: 0.9}, "too large. Try rho = 0.05", 0.05),
         ({0.5: 0.1}, "No tried radius", None),
         ({0.05: 1.0}, "No tried radius is in the useful range.", None),

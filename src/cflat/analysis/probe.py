@@ -25,6 +25,8 @@ __all__ = ["RADII", "Probe", "ProbeResult", "ProbeRow", "Stability", "probe"]
 
 RADII = (0.01, 0.05, 0.2, 0.5)
 EXACT = "C-Flat"
+LASTING = 0.5
+"""Cosine of a cached direction with the present one from which on reuse approximates C-Flat."""
 VISIBLE, DESTRUCTIVE = 0.98, 0.5
 """Cosines with the plain gradient: above the first flatness changes next to nothing, below the second nearly all."""
 
@@ -134,7 +136,7 @@ class Probe:
         stability = [lane.stability(self.interval) for lane in self._lanes]
         exact = {row.rho: row.cosine_plain for row in rows if row.optimizer == EXACT}
         verdict, suggested = _judge(exact, first=self._lanes[0].rho)
-        return ProbeResult(self.steps, rows, stability, verdict, suggested)
+        return ProbeResult(self.steps, rows, stability, verdict + _judge_reuse(stability[0]), suggested)
 
 
 def probe(
@@ -261,7 +263,7 @@ def _judge(cosines: dict[float, float], first: float) -> tuple[str, float | None
     useful = [rho for rho, value in cosines.items() if DESTRUCTIVE <= value <= VISIBLE]
     at = f"At rho = {first:g} exact C-Flat has cosine {cosine:.3f} with the plain gradient, a turn by {change:.0%}"
     if first in useful:
-        return f"{at}: flatness is visible at this radius, so the extra evaluations buy something.", first
+        return f"{at}: flatness changes the update at this radius.", first
     if cosine < DESTRUCTIVE:
         advice = _advice([rho for rho in useful if rho < first], first, cosine)
         return f"{at}: the perturbation overrides the gradient, this radius is too large.{advice[0]}", advice[1]
@@ -270,6 +272,17 @@ def _judge(cosines: dict[float, float], first: float) -> tuple[str, float | None
         f"{at}: flatness changes next to nothing here, plain training would do the same for less.{advice[0]}",
         advice[1],
     )
+
+
+def _judge_reuse(stability: Stability) -> str:
+    """Say whether a cached direction still means something when it is used for the last time."""
+    kept = [stability.cosines[name] for name in ("g_vs", "g_vf")]
+    if any(math.isnan(value) for value in kept):
+        return ""
+    numbers = f"cosines {kept[0]:.2f} (g_vs) and {kept[1]:.2f} (g_vf) after {stability.interval} steps"
+    if min(kept) >= LASTING:
+        return f" Cached directions last: {numbers}."
+    return f" Cached directions do not last, {numbers}: reuse is a regularizer here, not an approximation of C-Flat."
 
 
 def _advice(useful: list[float], first: float, cosine: float) -> tuple[str, float | None]:

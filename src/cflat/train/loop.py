@@ -194,9 +194,9 @@ class _Run:
                     flops = self._inspect_first_batch(objective, objective.prepare(batch))
                     watch.lap()
                     self._seed(_STEP, task.index, self.position.phase, epoch, step, self.runtime.rank)
-                closure = objective.closure(objective.prepare(batch))
-                self.observer.on_step_start(epoch, closure)
-                loss = optimizer.step(closure, scaler=objective.scaler)
+                prepared = objective.prepare(batch)
+                self.observer.on_step_start(epoch, objective, prepared)
+                loss = optimizer.step(objective.closure(prepared), scaler=objective.scaler)
                 if objective.scaler is not None:
                     objective.scaler.update()
                 loss_sum += loss * len(batch)

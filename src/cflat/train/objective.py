@@ -50,12 +50,16 @@ class Objective:
         """Return the closure of a prepared batch: forward, backward, loss."""
 
         def evaluate() -> Tensor:
-            with self.runtime.autocast():
-                loss = self.method.loss(self.model, batch).total
+            loss = self.loss(batch)
             (loss if self.scaler is None else self.scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
             return loss.detach()
 
         return evaluate
+
+    def loss(self, batch: Batch) -> Tensor:
+        """Return the loss of a prepared batch at the present weights, with its graph."""
+        with self.runtime.autocast():
+            return self.method.loss(self.model, batch).total
 
     def check_purity(self, batch: Batch) -> None:
         """Evaluate twice under the same random numbers and refuse a loss whose gradient or prepared batch changes.

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
-from cflat.data import Task
+from cflat.data import Batch, Task
 from cflat.optim import SharpnessAware
+from cflat.train.objective import Objective
 
 __all__ = ["Observer", "Observers", "StepEvent"]
 
@@ -47,8 +48,8 @@ class Observer:
     def on_phase_start(self, optimizer: SharpnessAware, network: nn.Module) -> None:
         """A phase of a task begins or goes on, with an optimizer of its own."""
 
-    def on_step_start(self, epoch: int, closure: Callable[[], Tensor]) -> None:
-        """A step is about to evaluate this closure; whoever calls it must leave no trace (see `analysis.Shadow`)."""
+    def on_step_start(self, epoch: int, objective: Objective, batch: Batch) -> None:
+        """A step on this prepared batch is about to begin; whoever evaluates it must leave no trace (see `Shadow`)."""
 
     def on_step(self, event: StepEvent) -> None:
         """A step is done; called often, must be cheap."""
@@ -91,10 +92,10 @@ class Observers(Observer):
         for member in self.members:
             member.on_phase_start(optimizer, network)
 
-    def on_step_start(self, epoch: int, closure: Callable[[], Tensor]) -> None:
+    def on_step_start(self, epoch: int, objective: Objective, batch: Batch) -> None:
         """Pass on."""
         for member in self.members:
-            member.on_step_start(epoch, closure)
+            member.on_step_start(epoch, objective, batch)
 
     def on_step(self, event: StepEvent) -> None:
         """Pass on."""

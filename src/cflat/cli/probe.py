@@ -1,0 +1,171 @@
+"""``cflat probe``: does flatness change the update here, at which radius, at what cost."""
+
+from __future__ import annotations
+
+import json as json_module
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cflat._errors import ConfigError
+from cflat.cli.options import (
+    Config,
+    Data,
+    DataRoot,
+    Json,
+    Method,
+    Overrides,
+    Preset,
+    Quiet,
+    Weights,
+    chosen_layer,
+    safe_name,
+)
+from cflat.cli.output import console, emit_json, next_command, note, table, tell_stopping
+
+if TYPE_CHECKING:
+    from cflat.analysis.probe import ProbeResult
+
+__all__ = ["EXAMPLES", "command"]
+
+EXAMPLES = """\b
+Examples:
+  cflat probe --method icarl --data digits
+  cflat probe --method ease --data cifar100 --preset cpu --weights vit_tiny.safetensors --radii 0.05,0.2,1
+"""
+
+
+def command(
+    overrides: Overrides = None,
+    method: Method = None,
+    data: Data = None,
+    radii: Annotated[
+        str | None,
+        typer.Option(help="Separated by commas; the verdict is about the first. Default: the preset's first"),
+    ] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Steps to look at")] = 24,
+    warmup: Annotated[int, typer.Option(min=0, help="Steps to train before")] = 10,
+    task: Annotated[int, typer.Option(min=0, help="The task to look at, from 0; those before are trained plainly")] = 0,
+    preset: Preset = None,
+    seed: Annotated[int | None, typer.Option(help="Decides everything random")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the results; default runs/probe-METHOD-DATA")] = None,
+    weights: Weights = None,
+    data_root: DataRoot = None,
+    config: Config = None,
+    quiet: Quiet = False,
+    json: Json = False,
+) -> None:
+    """Compare the updates of the optimizers with the plain gradient and with exact C-Flat, over a grid of radii."""
+    from cflat.experiments.interrupts import StopRequest
+    from cflat.experiments.presets import resolve_config
+    from cflat.experiments.probe import probe_run
+
+    layer = chosen_layer(
+        config,
+        overrides,
+        method=method,
+        data__name=data,
+        data__root=data_root,
+        optimizer__name="c_flat_turbo",
+        backbone__weights=weights,
+        preset=preset,
+        seed=seed,
+    )
+    resolved = resolve_config(layer)
+    grid = _radii(radii, float(resolved.optimizer.keywords()["rho"]))
+    folder = out or Path("runs") / safe_name("probe", resolved.method.name, resolved.data.name)
+    told = 0
+
+    def tell(done: int) -> None:
+        nonlocal told
+        if not (quiet or json) and (done == steps or done >= told + max(1, steps // 4)):
+            told = done
+            note(f"probed {done} of {steps} steps")
+
+    with StopRequest(tell_stopping) as stop:
+        found = probe_run(resolved, grid, steps=steps, warmup=warmup, task=task, tell=tell, should_stop=stop)
+    picture = _write(folder, found, f"{resolved.method.name} on {resolved.data.name}, task {task + 1}")
+    if json:
+        emit_json({"out": str(folder), "figure": str(picture), **found.to_dict()})
+        return
+    _show(found, resolved.method.name, resolved.data.name)
+    console().print(f"Figure: {picture}")
+    radius = found.suggested_rho if found.suggested_rho is not None else grid[0]
+    next_command(
+        f"cflat compare --method {resolved.method.name} --data {resolved.data.name} "
+        f"--optimizers none,c_flat,c_flat_turbo optimizer.rho={radius:g}"
+    )
+
+
+def _radii(text: str | None, configured: float) -> tuple[float, ...]:
+    from cflat.analysis.probe import RADII
+
+    if text is None:
+        return (configured, *(rho for rho in RADII if rho != configured))
+    try:
+        radii = tuple(float(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        radii = ()
+    if not radii or not all(math.isfinite(rho) and rho > 0 for rho in radii):
+        raise ConfigError(f"--radii must be numbers above 0 separated by commas, got {text!r}.")
+    return radii
+
+
+def _show(found: ProbeResult, method: str, data: str) -> None:
+    rows = [
+        [
+            f"{row.rho:g}",
+            row.optimizer,
+            *(_number(value, 4) for value in (row.cosine_plain, row.norm_ratio, row.cosine_exact, row.error_exact)),
+            *(_number(100 * value, 0) for value in (row.sharpness_rate, row.flatness_rate)),
+            f"{row.evaluations_per_step:.2f}",
+        ]
+        for row in sorted(found.rows, key=lambda row: row.rho)
+    ]
+    out = console()
+    columns = [
+        "radius",
+        "optimizer",
+        "cos plain",
+        "length",
+        "cos C-Flat",
+        "error",
+        "sharpness on %",
+        "flatness on %",
+        "evaluations/step",
+    ]
+    out.print(table(f"{method} on {data}: means over {found.steps} steps", columns, rows, num_text=2))
+    out.print(
+        "  cos plain, length: with and over the plain gradient; cos C-Flat, error: with exact C-Flat at that radius"
+    )
+    for entry in sorted(found.stability, key=lambda entry: entry.rho):
+        turns = ", ".join(f"{name} {_number(value, 3)}" for name, value in entry.cosines.items())
+        out.print(f"  radius {entry.rho:g}, cosine with {entry.interval} steps earlier: {turns}")
+    out.print(f"\n{found.verdict}")
+
+
+def _write(folder: Path, found: ProbeResult, title: str) -> Path:
+    from cflat._files import write_atomic
+    from cflat.figures.probes import probe_figure
+    from cflat.figures.static import save
+
+    folder.mkdir(parents=True, exist_ok=True)
+    values = _plain(found.to_dict())
+    write_atomic(folder / "probe.json", json_module.dumps(values, indent=2, allow_nan=False) + "\n")
+    figure = probe_figure(found.to_dict(), title)
+    save(figure, folder / "probe.svg")
+    return save(figure, folder / "probe.png")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: _plain(member) for key, member in value.items()}
+    return [_plain(member) for member in value] if isinstance(value, list) else value
+
+
+def _number(value: float, digits: int) -> str:
+    return "-" if math.isnan(value) else f"{value:.{digits}f}"

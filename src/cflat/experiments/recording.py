@@ -1,0 +1,133 @@
+"""`Recording`: watch the gradients of any run as C-Flat would see them, and look at the landscape where it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from cflat._errors import ConfigError
+from cflat.analysis.hessian import spectrum_density, top_eigenvalues, trace
+from cflat.analysis.landscape import connect, line, plane, random_direction
+from cflat.analysis.recorder import GradientRecorder
+from cflat.analysis.shadow import Shadow
+from cflat.data import Batch
+from cflat.optim import SharpnessAware
+from cflat.train import Observer, RuntimeSettings
+from cflat.train.objective import Objective
+from cflat.train.observer import StepEvent
+
+__all__ = ["Recording", "check_watchable"]
+
+REACH = 1.0
+"""Slices go this far to both sides, in units of the filter norms."""
+
+
+class Recording(Observer):
+    """Record every few steps what exact C-Flat would compute there, whatever the optimizer is.
+
+    A shadow of C-Flat evaluates the recorded batches, four times each; training itself is not changed by a bit. After
+    the last step of each task the training loss is sampled along a random line and along the way from the weights
+    where the task before ended; after the last task also over a plane, and its Hessian is measured.
+
+    Args:
+        rho: Radius at which gradients are looked at.
+        every: Steps from one record to the next; also the distance of the vectors that are compared.
+        has_landscapes: Whether to look at the landscape, too.
+    """
+
+    def __init__(self, rho: float, every: int = 5, *, has_landscapes: bool = True) -> None:
+        self.rho = rho
+        self.recorder = GradientRecorder(every=every, lag=every)
+        self.landscapes: dict[str, Any] = {"lines": [], "connections": []}
+        self.has_landscapes = has_landscapes
+        self._ends: dict[str, Tensor] = {}
+        self._loss: Callable[[], Tensor] | None = None
+
+    def on_phase_start(self, optimizer: SharpnessAware, network: nn.Module) -> None:
+        """Watch this phase with a shadow of its own."""
+        self._real, self._network = optimizer, network
+        self._shadow = Shadow("c_flat", optimizer.all_params(), network, rho=self.rho)
+        self._shadow.optimizer.start_task(optimizer.task_index)
+        self.recorder.attach(self._shadow.optimizer)
+
+    def on_step_start(self, epoch: int, objective: Objective, batch: Batch) -> None:
+        """Record this batch if it is its turn."""
+        self._loss = lambda: objective.loss(batch)
+        step = self._real.task_step
+        if (step + 1) % self.recorder.every == 0:
+            self.recorder.epoch = epoch
+            self._shadow.optimizer.task_step = step  # the recorder counts the steps of the training, not the looks
+            self._shadow.look(objective.closure(batch))
+
+    def on_step(self, event: StepEvent) -> None:
+        """Look at the landscape where a task's training ends."""
+        is_end = event.epoch + 1 == event.num_epochs and event.step + 1 == event.num_steps
+        is_first = all(entry["task"] != event.task for entry in self.landscapes["lines"])  # of the task's phases
+        if is_end and is_first and self.has_landscapes and self._loss is not None:
+            modes = {module: module.training for module in self._network.modules()}
+            self._network.eval()
+            with sdpa_kernel(SDPBackend.MATH):  # fused attention has no second derivative
+                self._survey(self._loss, event.task, is_last=event.task + 1 == event.num_tasks)
+            for module, mode in modes.items():
+                module.training = mode
+
+    def state(self) -> dict[str, Any]:
+        """Return what was recorded so far."""
+        return {"recorder": self.recorder.to_dict(), "landscapes": self.landscapes, "ends": self._ends}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Take over what was recorded before."""
+        if state:
+            self.recorder.load(state["recorder"])
+            self.landscapes, self._ends = state["landscapes"], state["ends"]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return histories and landscapes as plain JSON values."""
+        return {"rho": self.rho, "history": self.recorder.to_dict(), "landscapes": self.landscapes}
+
+    def _survey(self, loss: Callable[[], Tensor], task: int, *, is_last: bool) -> None:
+        network, found = self._network, self.landscapes
+        trained = {param for param in self._real.all_params() if param.requires_grad}
+        names = {name: param for name, param in network.named_parameters() if param in trained}
+        params = list(names.values())
+        distances = [REACH * (index - 15) / 15 for index in range(31)]
+        found["lines"].append(
+            {"task": task, **asdict(line(loss, params, random_direction(params, seed=0), distances, model=network))}
+        )
+        self._survey_connection(loss, task, names)
+        if is_last:
+            grid = [REACH * (index - 6) / 6 for index in range(13)]
+            axes = (random_direction(params, seed=0), random_direction(params, seed=1))
+            found["plane"] = asdict(plane(loss, params, axes, grid, grid, model=network))
+            found["spectrum"] = asdict(spectrum_density(loss, params, probes=2, steps=24, points=301, model=network))
+            top = top_eigenvalues(loss, params, 3, tolerance=1e-2, max_products=40, model=network)
+            found["eigenvalues"] = {"values": top.values, "residuals": top.residuals}
+            found["trace"] = asdict(trace(loss, params, samples=8, model=network))
+
+    def _survey_connection(self, loss: Callable[[], Tensor], task: int, names: dict[str, nn.Parameter]) -> None:
+        """Walk from where the task before has ended, in the parameters that both have trained."""
+        before = self._ends
+        self._ends = {name: param.detach().clone() for name, param in names.items()}
+        shared = [name for name in names if name in before and before[name].shape == names[name].shape]
+        if shared:
+            start = [before[name].to(names[name].device) for name in shared]
+            params = [names[name] for name in shared]
+            found = connect(loss, params, start, [self._ends[name] for name in shared], points=21, model=self._network)
+            entry = {"task": task, "num_parameters": sum(param.numel() for param in params), "barrier": found.barrier}
+            self.landscapes["connections"].append({**entry, **asdict(found)})
+
+
+def check_watchable(runtime: RuntimeSettings) -> None:
+    """Refuse settings under which a run cannot be watched.
+
+    Raises:
+        ConfigError: With the key to change.
+    """
+    if runtime.devices * runtime.num_nodes > 1:
+        raise ConfigError("Gradients are watched in one process; set runtime.devices=1 and runtime.num_nodes=1.")
+    if runtime.precision == "16":
+        raise ConfigError("Gradients cannot be watched through a loss scale; set runtime.precision to 32 or bf16.")
