@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from cflat import ConfigError, DataError
 from cflat.experiments.compare import Comparison, Job, SerialExecutor, compare, plan_jobs
-from cflat.experiments.figures import write_page
+from cflat.experiments.report import write_comparison
 from cflat.experiments.results import RunFolder
 from cflat.metrics import paired_difference
 
@@ -102,9 +103,9 @@ def test_wrong_grids_are_refused_before_any_run(
 
 def test_the_page_holds_everything_it_shows(compared: tuple[Comparison, Path]) -> None:
     comparison, out = compared
-    picture, page = write_page(out, comparison)
+    picture, page = write_comparison(out, comparison)
     assert picture.read_bytes().startswith(b"\x89PNG")
     text = page.read_text()
-    assert "data:image/png;base64," in text
-    assert "http" not in text
-    assert "sam" in text
+    assert re.findall(r"""(?:src|href)\s*=\s*["']?(?!#|data:)""", text.split("<script>")[0]) == []
+    assert "sam-seed1" in text
+    assert f"{100 * comparison.rows[1].spreads['avg'].mean:.2f}" in text

@@ -58,6 +58,8 @@ def command(
     json: Json = False,
 ) -> None:
     """Compare optimizers on one method and dataset: mean and spread over seeds, paired differences."""
+    from cflat.experiments.report import write_comparison
+
     if executor != "local":
         raise ConfigError(f"Unknown executor {executor!r}. Known: local.")
     layer = chosen_layer(
@@ -71,11 +73,12 @@ def command(
     )
     folder = out or Path("runs") / safe_name("compare", *(_name(layer.get(key)) for key in ("method", "data")))
     comparison = run_comparison(layer, _names(optimizers), _numbers(seeds), folder, quiet or json)
+    picture, page = write_comparison(folder, comparison)
     if json:
-        emit_json({"out": str(folder), **comparison.to_dict()})
+        emit_json({"out": str(folder), "figure": str(picture), "page": str(page), **comparison.to_dict()})
         return
     show_comparison(comparison)
-    console().print(f"Results: {folder}")
+    console().print(f"Results: {folder}\nPage:    {page}")
     next_command(
         f"cflat run --method {comparison.method} --data {comparison.data} --optimizer c_flat_turbo optimizer.rho=0.1"
     )

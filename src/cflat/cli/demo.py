@@ -35,10 +35,10 @@ def command(
     json: Json = False,
 ) -> None:
     """Train iCaRL on digits with a plain optimizer, C-Flat and C-Flat Turbo over three seeds, and show the result."""
-    from cflat.experiments.figures import write_page
+    from cflat.experiments.report import write_comparison
 
     comparison = run_comparison(DEMO, OPTIMIZERS, SEEDS, out, quiet or json)
-    picture, page = write_page(out, comparison)
+    picture, page = write_comparison(out, comparison)
     if json:
         emit_json({"out": str(out), "figure": str(picture), "page": str(page), **comparison.to_dict()})
         return

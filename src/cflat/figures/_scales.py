@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import isfinite
+
 from cflat.figures.model import Bars, Curve, Panel
 
 __all__ = ["MAX_LABELLED_BARS", "color_limits", "counts_whole", "diagonal_ends", "is_named_beside", "short"]
@@ -35,7 +37,7 @@ def counts_whole(panel: Panel) -> bool:
 def diagonal_ends(panel: Panel) -> tuple[float, float]:
     """Return where the line y = x begins and ends so that it passes all curves; 0 and 1 without any point."""
     curves = [mark for mark in panel.marks if isinstance(mark, Curve)]
-    values = [value for curve in curves for value in (*curve.x, *curve.y) if value == value]
+    values = [value for curve in curves for value in (*curve.x, *curve.y) if isfinite(value)]
     if "log" in (panel.x_scale, panel.y_scale):
         values = [value for value in values if value > 0]
     return (min(values), max(values)) if values else (0.0, 1.0)
@@ -44,7 +46,7 @@ def diagonal_ends(panel: Panel) -> tuple[float, float]:
 def color_limits(panel: Panel) -> tuple[float, float] | None:
     """Return the values of the first and last colour over all heatmaps of a panel; None if there is no value."""
     maps = [mark for mark in panel.marks if not isinstance(mark, Curve | Bars)]
-    values = [value for mark in maps for row in mark.values for value in row if value is not None and value == value]
+    values = [value for mark in maps for row in mark.values for value in row if value is not None and isfinite(value)]
     if not values:
         return None
     if any(mark.is_diverging for mark in maps):

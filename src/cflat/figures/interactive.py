@@ -58,6 +58,7 @@ def plot(figure: FigureData, colors: Mapping[str, str] | None = None, num_column
         "plot_bgcolor": "rgba(0,0,0,0)",
         "font": {"color": INK, "size": 13, "family": "system-ui, sans-serif"},
         "hovermode": "closest",
+        "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": GRID, "activecolor": INK},
         "barmode": "group",
         "showlegend": shows_legend,
         "legend": {
@@ -104,12 +105,11 @@ def _axes(panel: Panel, axis: str, place: Place) -> dict[str, Any]:
         "zeroline": False,
         "automargin": True,
         "showgrid": heatmap is None,
-        "title": {"standoff": 8},
     }
     across: dict[str, Any] = {**shared, "domain": list(place[0]), "anchor": f"y{axis}", "type": panel.x_scale}
     up: dict[str, Any] = {**shared, "domain": list(place[1]), "anchor": f"x{axis}", "type": panel.y_scale}
-    across["title"] = {"text": _safe(panel.x_label), "standoff": 8}
-    up["title"] = {"text": _safe(panel.y_label), "standoff": 8}
+    across["title"] = {"text": _safe(panel.x_label), "standoff": 8, "font": {"size": 13}}
+    up["title"] = {"text": _safe(panel.y_label), "standoff": 8, "font": {"size": 13}}
     if counts_whole(panel):
         across["tickformat"] = "d"
         across["nticks"] = 8
@@ -254,7 +254,7 @@ def _color_axis(heatmap: Heatmap, panel: Panel, place: Place) -> dict[str, Any]:
         "cmin": low,
         "cmax": high,
         "colorbar": {
-            "title": {"text": _safe(heatmap.label), "side": "right"},
+            "title": {"text": _safe(heatmap.label), "side": "right", "font": {"size": 13}},
             "x": place[0][1],
             "y": sum(place[1]) / 2,
             "len": place[1][1] - place[1][0],

@@ -12,6 +12,7 @@ __all__ = [
     "DIVERGING",
     "GRID",
     "INK",
+    "NAMED",
     "SEQUENTIAL",
     "band_color",
     "group_colors",
@@ -26,6 +27,9 @@ INK = "#33373d"
 GRID = "#d9dce1"
 SEQUENTIAL = ("#f3f7fb", "#c9dded", "#8dbbdb", "#4a8fc0", "#1d629b", "#0b3a66")
 DIVERGING = ("#0b4f82", "#5f9fca", "#f5f5f2", "#e39a68", "#a8480a")
+
+NAMED = {"refreshed": "#009e73", "reused": "#56b4e9", "skipped": "#b8860b", "best trade-offs": INK}
+"""Groups that look the same in every figure."""
 
 DARK = {
     "#4d4d4d": "#b9bec6",
@@ -50,8 +54,8 @@ def group_of(mark: Curve | Bars) -> str:
 
 
 def group_colors(figure: FigureData, fixed: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return a colour for each group, in order of appearance; ``fixed`` ones stay what they are."""
-    colors = dict(fixed or {})
+    """Return a colour for each group, in order of appearance; ``fixed`` and `NAMED` ones stay what they are."""
+    colors = {**NAMED, **(fixed or {})}
     free = 0
     for panel in figure.panels:
         for mark in panel.marks:

@@ -5,7 +5,7 @@ Accuracies come in as fractions and are shown in percent. Bands and whiskers are
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -64,9 +64,9 @@ class Timeline:
     """Steps since the run began, at the end of each epoch."""
     loss: Sequence[float]
     evaluations_per_step: Sequence[float]
-    shares: dict[str, Sequence[float]] = field(default_factory=dict)
+    shares: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """Share of the epoch's steps by ``"sharpness.refreshed"`` and so on; absent where there is no such branch."""
-    cache_age: dict[str, Sequence[float]] = field(default_factory=dict)
+    cache_age: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """Steps since each branch was computed exactly, at the end of each epoch."""
 
 
@@ -241,7 +241,8 @@ def _accuracy_curve(group: RunGroup) -> Curve:
     num_stages = max((len(stages) for stages in group.stage_accuracy), default=0)
     by_stage = [[s[stage] for s in group.stage_accuracy if len(s) > stage] for stage in range(num_stages)]
     curve = _with_band(group.name, [stage + 1.0 for stage in range(num_stages)], by_stage, 100.0)
-    return replace(curve, style="line+points" if group.is_finished else "dashed")
+    low, high = ([min(max(edge, 0.0), 100.0) for edge in edges] if edges else None for edges in (curve.low, curve.high))
+    return replace(curve, low=low, high=high, style="line+points" if group.is_finished else "dashed")
 
 
 def _with_band(name: str, x: list[float], seeds: Sequence[Sequence[float]], factor: float) -> Curve:

@@ -1,0 +1,51 @@
+"""``cflat report``: one page that compares runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cflat.cli.options import Json
+from cflat.cli.output import console, emit_json, next_command, note
+
+__all__ = ["EXAMPLES", "command"]
+
+EXAMPLES = """\b
+Examples:
+  cflat report runs/compare-icarl-digits
+  cflat report runs/ease-cifar100-none-seed0 runs/ease-cifar100-c_flat_turbo-seed0 -o ease.html --title "EASE"
+"""
+
+
+def command(
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Run directories, or folders that hold some")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The page to write")] = Path("report.html"),
+    title: Annotated[str | None, typer.Option(help="Title of the page")] = None,
+    json: Json = False,
+) -> None:
+    """Compare runs on one self-contained HTML page: accuracy, speed, cost, timelines, differences, commands."""
+    from cflat.experiments.report import write_report
+
+    report = write_report(folders, out, title)
+    if json:
+        emit_json(
+            {
+                "out": str(out),
+                "title": report.data.title,
+                "headlines": list(report.data.headlines),
+                "runs": report.num_runs,
+                "unfinished": report.num_unfinished,
+                "groups": [group.name for group in report.groups],
+                "problems": [{"where": problem.where, "message": problem.message} for problem in report.problems],
+            }
+        )
+        return
+    for problem in report.problems:
+        note(f"Left out: {problem.where}: {problem.message}")
+    for sentence in report.data.headlines:
+        console().print(sentence)
+    unfinished = f", {report.num_unfinished} unfinished" if report.num_unfinished else ""
+    console().print(f"Page: {out} ({report.num_runs} runs{unfinished}, {len(report.groups)} configurations)")
+    next_command(f"python -m webbrowser -t {out}")

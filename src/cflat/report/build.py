@@ -1,0 +1,80 @@
+"""Build the page: one HTML file with everything in it, that asks the network for nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.resources import files
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+from cflat.figures.interactive import plot
+from cflat.figures.model import FigureData
+from cflat.figures.palette import DARK
+from cflat.report.model import ReportData
+
+__all__ = ["build_page", "embed_json"]
+
+MAX_COLUMNS = 3
+"""Panels in a row; more would not be readable in the width of the page."""
+
+
+def build_page(report: ReportData, version: str) -> str:
+    """Return the report as the text of an HTML file.
+
+    Args:
+        report: What to show; all its texts are shown as they are, whatever markup they hold.
+        version: Version of cflat, named at the foot of the page.
+    """
+    # Imported here: it takes a while, and only a page needs it.
+    from plotly.offline import get_plotlyjs
+
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    charts = _Charts(report.colors)
+    template = environment.from_string(_resource("template.html"))
+    return template.render(
+        report=report,
+        version=version,
+        charts=charts,
+        style=Markup(_resource("page.css")),
+        script=Markup(_resource("page.js")),
+        plotly=Markup(get_plotlyjs()),
+        dark=embed_json(DARK),
+    )
+
+
+def embed_json(values: Any) -> Markup:
+    r"""Return JSON that can stand inside a script element, whatever texts it holds.
+
+    >>> embed_json({"name": "</script>"})
+    Markup('{"name":"\\u003c/script\\u003e"}')
+    """
+    text = json.dumps(values, separators=(",", ":"), allow_nan=False)  # ASCII: U+2028 and its like are escaped
+    for character in "<>&":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return Markup(text)
+
+
+@dataclass
+class _Charts:
+    """Numbers the charts of a page while the template asks for them."""
+
+    colors: Mapping[str, str]
+    count: int = field(default=0)
+
+    def next_name(self) -> str:
+        self.count += 1
+        return f"chart-{self.count}"
+
+    def embed(self, figure: FigureData) -> Markup:
+        """Return the data of a chart with a layout for wide and one for narrow screens."""
+        wide = plot(figure, self.colors, num_columns=min(figure.num_columns or MAX_COLUMNS, MAX_COLUMNS))
+        narrow = plot(figure, self.colors, num_columns=1)
+        return embed_json({"data": wide["data"], "wide": wide["layout"], "narrow": narrow["layout"]})
+
+
+def _resource(name: str) -> str:
+    return files("cflat.report").joinpath(name).read_text(encoding="utf-8")
