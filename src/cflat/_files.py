@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from cflat._errors import DataError
 
-__all__ = ["write_atomic"]
+__all__ = ["plain_values", "write_atomic"]
 
 
 def write_atomic(path: Path, content: bytes | str | Callable[[BinaryIO], object]) -> None:
@@ -50,3 +51,12 @@ def _sync_folder(folder: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+def plain_values(value: Any) -> Any:
+    """Return what JSON can hold: numbers that are not finite become null, tuples lists, keys text."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {str(key): plain_values(member) for key, member in value.items()}
+    return [plain_values(member) for member in value] if isinstance(value, list | tuple) else value

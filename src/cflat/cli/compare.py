@@ -20,6 +20,8 @@ from cflat.cli.options import (
     Quiet,
     Weights,
     chosen_layer,
+    comma_names,
+    comma_numbers,
     safe_name,
 )
 from cflat.cli.output import console, emit_json, next_command, note, plus_minus, table, tell_stopping
@@ -72,7 +74,7 @@ def command(
         preset=preset,
     )
     folder = out or Path("runs") / safe_name("compare", *(_name(layer.get(key)) for key in ("method", "data")))
-    comparison = run_comparison(layer, _names(optimizers), _numbers(seeds), folder, quiet or json)
+    comparison = run_comparison(layer, comma_names(optimizers), comma_numbers("--seeds", seeds), folder, quiet or json)
     picture, page = write_comparison(folder, comparison)
     if json:
         emit_json({"out": str(folder), "figure": str(picture), "page": str(page), **comparison.to_dict()})
@@ -143,17 +145,6 @@ def show_comparison(comparison: Comparison) -> None:
 def _difference(found: PairedDifference) -> str:
     p = "" if math.isnan(found.p) else f" (p {found.p:.2g})"
     return f"{100 * found.mean:+.2f}" + ("" if math.isnan(found.std) else f" ± {100 * found.std:.2f}") + p
-
-
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
-
-
-def _numbers(text: str) -> list[int]:
-    try:
-        return [int(number) for number in _names(text)]
-    except ValueError:
-        raise ConfigError(f"--seeds must be whole numbers separated by commas, got {text!r}.") from None
 
 
 def _name(section: object) -> object:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import typer
 
 from cflat._errors import CFlatError
-from cflat.cli import check_data, compare, demo, doctor, listing, probe, report, run
+from cflat.cli import analyze, check_data, compare, demo, doctor, listing, probe, report, run
 
 __all__ = ["app", "run_app"]
 
@@ -35,6 +35,7 @@ for _name, _module in (
     ("run", run),
     ("compare", compare),
     ("report", report),
+    ("analyze", analyze),
     ("probe", probe),
     ("list", listing),
     ("doctor", doctor),

@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from cflat._errors import ConfigError
+
 __all__ = [
     "Config",
     "Data",
@@ -18,6 +20,8 @@ __all__ = [
     "Quiet",
     "Weights",
     "chosen_layer",
+    "comma_names",
+    "comma_numbers",
     "safe_name",
 ]
 
@@ -45,6 +49,27 @@ def chosen_layer(config: Path | None, overrides: list[str] | None, **named: str 
             section, _, name = key.partition("__")
             layers.append({section: {name: value} if name else value})
     return merge(*layers, parse_overrides(overrides or []))
+
+
+def comma_names(text: str) -> list[str]:
+    """Return the words of a list with commas.
+
+    >>> comma_names("none, sam,")
+    ['none', 'sam']
+    """
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def comma_numbers(option: str, text: str) -> list[int]:
+    """Return the whole numbers of a list with commas.
+
+    Raises:
+        ConfigError: Naming the option.
+    """
+    try:
+        return [int(number) for number in comma_names(text)]
+    except ValueError:
+        raise ConfigError(f"{option} must be whole numbers separated by commas, got {text!r}.") from None
 
 
 def safe_name(*parts: object) -> str:

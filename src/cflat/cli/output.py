@@ -12,6 +12,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from cflat._files import plain_values
+
 __all__ = [
     "console",
     "emit_json",
@@ -51,7 +53,7 @@ def is_main_process() -> bool:
 
 def emit_json(values: Any) -> None:
     """Print the result of a command for scripts; NaN becomes null."""
-    print(json.dumps(_without_nan(values), indent=2, allow_nan=False))
+    print(json.dumps(plain_values(values), indent=2, allow_nan=False))
 
 
 def next_command(command: str) -> None:
@@ -95,11 +97,3 @@ def plus_minus(mean: float, std: float, digits: int = 2, scale: float = 1.0) -> 
         return "-"
     spread = "" if math.isnan(std) else f" ± {scale * std:.{digits}f}"
     return f"{scale * mean:.{digits}f}{spread}"
-
-
-def _without_nan(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, dict):
-        return {str(key): _without_nan(member) for key, member in value.items()}
-    return [_without_nan(member) for member in value] if isinstance(value, list | tuple) else value

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json as json_module
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -147,24 +147,16 @@ def _show(found: ProbeResult, method: str, data: str) -> None:
 
 
 def _write(folder: Path, found: ProbeResult, title: str) -> Path:
-    from cflat._files import write_atomic
+    from cflat._files import plain_values, write_atomic
     from cflat.figures.probes import probe_figure
     from cflat.figures.static import save
 
     folder.mkdir(parents=True, exist_ok=True)
-    values = _plain(found.to_dict())
+    values = plain_values(found.to_dict())
     write_atomic(folder / "probe.json", json_module.dumps(values, indent=2, allow_nan=False) + "\n")
     figure = probe_figure(found.to_dict(), title)
     save(figure, folder / "probe.svg")
     return save(figure, folder / "probe.png")
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, dict):
-        return {key: _plain(member) for key, member in value.items()}
-    return [_plain(member) for member in value] if isinstance(value, list) else value
 
 
 def _number(value: float, digits: int) -> str:

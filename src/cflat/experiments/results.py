@@ -7,7 +7,6 @@ run go on, ``summary.json`` appears when it is done. Every file is written in on
 from __future__ import annotations
 
 import json
-import math
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from cflat._errors import CFlatError, DataError
-from cflat._files import write_atomic
+from cflat._files import plain_values, write_atomic
 from cflat.experiments.config import RunConfig, parse_config
 from cflat.experiments.documents import read_document
 from cflat.metrics import METRICS, AccuracyMatrix
@@ -127,7 +126,7 @@ class RunFolder:
 
     def write(self, file: Path, values: Mapping[str, Any]) -> None:
         """Write a JSON file; NaN becomes null."""
-        write_atomic(file, json.dumps(_without_nan(values), indent=2, allow_nan=False) + "\n")
+        write_atomic(file, json.dumps(plain_values(values), indent=2, allow_nan=False) + "\n")
 
     def load_config(self) -> RunConfig:
         """Read the configuration.
@@ -227,7 +226,7 @@ class MetricsLog(Observer):
         self._started = time.monotonic()
 
     def _append(self, record: dict[str, Any]) -> None:
-        line = json.dumps(_without_nan({**record, "seconds": round(self.seconds, 3)}), allow_nan=False) + "\n"
+        line = json.dumps(plain_values({**record, "seconds": round(self.seconds, 3)}), allow_nan=False) + "\n"
         try:
             with self.path.open("ab") as file:
                 file.write(line.encode())
@@ -249,11 +248,3 @@ def find_runs(root: Path) -> Iterator[RunFolder]:
         raise DataError(f"There is no run directory at or below {str(root)!r}.")
     for path in found:
         yield RunFolder(path)
-
-
-def _without_nan(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, Mapping):
-        return {str(key): _without_nan(member) for key, member in value.items()}
-    return [_without_nan(member) for member in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,125 @@
+"""``cflat analyze``: the paper's figures for a run of one's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cflat._errors import ConfigError
+from cflat.cli.options import (
+    Config,
+    Data,
+    DataRoot,
+    Json,
+    Method,
+    Preset,
+    Quiet,
+    Weights,
+    chosen_layer,
+    comma_names,
+    comma_numbers,
+    safe_name,
+)
+from cflat.cli.output import console, emit_json, next_command, note, table, tell_stopping
+
+if TYPE_CHECKING:
+    from cflat.experiments.analyze import Variant
+    from cflat.experiments.config import RunConfig
+    from cflat.figures import FigureData
+
+__all__ = ["EXAMPLES", "command"]
+
+EXAMPLES = """\b
+Examples:
+  cflat analyze runs/icarl-digits-c_flat_turbo-seed0
+  cflat analyze --method icarl --data digits --optimizer c_flat_turbo
+  cflat analyze runs/ease-cifar100-c_flat_turbo-seed0 --every 10 --formats svg,pdf
+"""
+
+
+def command(
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="DIR | KEY=VALUE ...", help="A run directory, or keys of a fresh run")
+    ] = None,
+    method: Method = None,
+    data: Data = None,
+    optimizer: Annotated[str | None, typer.Option("--optimizer", "-o", help="See: cflat list optimizers")] = None,
+    every: Annotated[int, typer.Option(min=1, help="Steps from one gradient record to the next")] = 5,
+    seeds: Annotated[str, typer.Option(help="Further seeds for sensitivity and schedules, separated by commas")] = "",
+    formats: Annotated[str, typer.Option(help="Of svg, pdf and png, separated by commas")] = "svg",
+    preset: Preset = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Run directory of a fresh run; default runs/analyze-METHOD-DATA")
+    ] = None,
+    weights: Weights = None,
+    data_root: DataRoot = None,
+    config: Config = None,
+    quiet: Quiet = False,
+    json: Json = False,
+) -> None:
+    """Watch gradients and landscapes of a run, vary its optimizer, and draw all figures into DIR/analysis."""
+    keys = [word for word in overrides or [] if "=" in word]
+    folders = [word for word in overrides or [] if "=" not in word]
+    layer = chosen_layer(
+        config,
+        keys,
+        method=method,
+        data__name=data,
+        data__root=data_root,
+        optimizer=optimizer,
+        backbone__weights=weights,
+        preset=preset,
+    )
+    resolved, folder = _subject(folders, layer, out)
+    figures = _analyze(resolved, folder, every, comma_numbers("--seeds", seeds), comma_names(formats), quiet or json)
+    if json:
+        emit_json({"out": str(folder / "analysis"), "figures": [figure.name for figure in figures]})
+        return
+    rows = [[figure.name, figure.title] for figure in figures]
+    console().print(table(f"Figures in {folder / 'analysis'}", ["name", "what it shows"], rows, num_text=2))
+    next_command(f"cflat report {folder} -o report.html")
+
+
+def _subject(folders: list[str], layer: dict[str, object], out: Path | None) -> tuple[RunConfig, Path]:
+    """Return the run to analyse and its folder."""
+    from cflat.experiments.presets import resolve_config
+    from cflat.experiments.results import RunFolder
+
+    if folders:
+        if len(folders) > 1 or layer or out is not None:
+            raise ConfigError("Name one run directory and nothing else, or the settings of a fresh run.")
+        return RunFolder(Path(folders[0])).load_config(), Path(folders[0])
+    resolved = resolve_config(layer)
+    folder = out or Path("runs") / safe_name("analyze", resolved.method.name, resolved.data.name)
+    existing = RunFolder(folder)
+    if existing.config_file.is_file() and existing.load_config() != resolved:
+        raise ConfigError(f"{str(folder)!r} holds a run with another configuration; choose another --out.")
+    return resolved, folder
+
+
+def _analyze(
+    config: RunConfig, folder: Path, every: int, seeds: list[int], formats: list[str], is_silent: bool
+) -> list[FigureData]:
+    from cflat.experiments.analyze import analyze
+    from cflat.experiments.interrupts import StopRequest
+    from cflat.experiments.results import RunFolder
+    from cflat.experiments.run import run
+    from cflat.train import TrainingInterrupted
+
+    def tell(variant: Variant, index: int, total: int) -> None:
+        if not is_silent:
+            note(f"[{index + 1}/{total}] training {variant.name}{', watched' if variant.is_recorded else ''}")
+
+    stop, own = StopRequest(tell_stopping), RunFolder(folder)
+    try:
+        with stop:
+            if not own.is_finished:
+                run(config, folder, resume=own.config_file.is_file(), should_stop=stop)
+            return analyze(
+                config, folder / "analysis", every=every, seeds=seeds, formats=formats, tell=tell, should_stop=stop
+            )
+    except TrainingInterrupted:
+        note("Stopped; finished parts are kept. Go on with the same command.")
+        raise typer.Exit(stop.exit_code) from None

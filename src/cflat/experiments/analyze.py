@@ -1,0 +1,239 @@
+"""`analyze`: the paper's figures for a run of one's own.
+
+The figures need the run with other optimizers, intervals and surrogate lengths beside it. Everything random is decided
+by the configuration, so these runs can be made at any time; each result is kept as one file and is not made twice.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from cflat._errors import ConfigError, DataError
+from cflat._files import plain_values, write_atomic
+from cflat.experiments.choices import parse_optimizer
+from cflat.experiments.config import RunConfig
+from cflat.experiments.recording import Recording, check_watchable
+from cflat.experiments.run import run
+from cflat.experiments.tables import RHO, USUAL_RHO
+from cflat.figures.gradients import (
+    GradientHistory,
+    correction_ratios,
+    drift,
+    evolution,
+    normality,
+    terms_over_tasks,
+)
+from cflat.figures.landscapes import connectivity_figure, plane_figure, slice_figure, spectrum_figure
+from cflat.figures.model import FigureData
+from cflat.figures.runs import StrategyPoint, SweepPoint, scheduler_comparison, sensitivity
+from cflat.figures.static import save
+
+__all__ = ["FORMATS", "Variant", "analyze", "plan_variants"]
+
+RECORDED = ("none", "c_flat", "c_flat_turbo")
+INTERVALS = (2, 5, 10)
+BETAS = (0.4, 0.8, 1.2)
+FORMATS = ("svg", "pdf", "png")
+TITLES = {"none": "plain", "c_flat": "C-Flat", "c_flat_turbo": "C-Flat Turbo"}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """The analysed run with another optimizer or setting."""
+
+    name: str
+    """Also of its file."""
+    config: RunConfig
+    is_recorded: bool
+    """Whether its gradients are watched, or only its accuracy and speed are wanted."""
+
+
+def analyze(
+    config: RunConfig,
+    out: Path,
+    *,
+    every: int = 5,
+    seeds: Sequence[int] = (),
+    formats: Sequence[str] = ("svg",),
+    tell: Callable[[Variant, int, int], None] = lambda variant, index, total: None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> list[FigureData]:
+    """Make what is missing, and draw all figures.
+
+    Args:
+        config: The run that the figures are about.
+        out: Folder of figures and data; what is there is reused if it belongs to the same configuration.
+        every: Steps from one gradient record to the next.
+        seeds: Further seeds for sensitivity and schedules, which have a spread then.
+        formats: Of `FORMATS`; the figures' data is always written as JSON.
+        tell: Told before each variant that has to be trained.
+        should_stop: Asked after every step; True raises `TrainingInterrupted`.
+
+    Raises:
+        ConfigError: If the run cannot be watched.
+        DataError: If the folder is not usable.
+    """
+    check_watchable(config.runtime)
+    for name in formats:
+        if name not in FORMATS:
+            raise ConfigError(f"Unknown format {name!r}. Known: {', '.join(FORMATS)}.")
+    variants = plan_variants(config, seeds)
+    results: dict[str, dict[str, Any]] = {}
+    for index, variant in enumerate(variants):
+        file = out / "data" / f"{variant.name}.json"
+        values = _load(file, variant, every)
+        if values is None:
+            tell(variant, index, len(variants))
+            values = _make(variant, every, should_stop)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(file, json.dumps(plain_values(values), allow_nan=False) + "\n")
+            values = _load(file, variant, every)
+        assert values is not None
+        results[variant.name] = values
+    figures = _figures(config, variants, results)
+    for figure in figures:
+        write_atomic(out / f"{figure.name}.json", json.dumps(plain_values(figure.to_dict()), allow_nan=False) + "\n")
+        for suffix in formats:
+            save(figure, out / f"{figure.name}.{suffix}")
+    return figures
+
+
+def plan_variants(config: RunConfig, seeds: Sequence[int] = ()) -> list[Variant]:
+    """Return the run itself, what it is compared with, and the grid around C-Flat Turbo."""
+    own = config.optimizer.name
+    rho = config.optimizer.keywords().get("rho", RHO.get(config.method.name, USUAL_RHO))
+    turbo = config.optimizer.keywords() if own == "c_flat_turbo" else {"rho": rho}
+    settings = {"none": {}, "c_flat": {"rho": rho}, "c_flat_turbo": turbo, own: config.optimizer.keywords()}
+    variants = [
+        Variant(name, _with(config, name, **settings[name]), is_recorded=True)
+        for name in dict.fromkeys((own, *RECORDED))
+    ]
+    known = [variant.config for variant in variants]
+    changes: list[dict[str, Any]] = [{"k": k, "schedule": growing} for growing in (True, False) for k in INTERVALS]
+    changes += [{"beta": beta} for beta in BETAS]
+    for seed in dict.fromkeys((config.seed, *seeds)):
+        for change in changes:
+            varied = replace(_with(config, "c_flat_turbo", **{**turbo, **change}), seed=seed)
+            if varied not in known:
+                known.append(varied)
+                words = "-".join(f"{key}={value}" for key, value in change.items())
+                variants.append(Variant(f"c_flat_turbo-{words}-seed{seed}", varied, is_recorded=False))
+        for name in RECORDED if seed != config.seed else ():
+            varied = replace(_with(config, name, **settings[name]), seed=seed)
+            if varied not in known:
+                known.append(varied)
+                variants.append(Variant(f"{name}-seed{seed}", varied, is_recorded=False))
+    return variants
+
+
+def _with(config: RunConfig, name: str, **settings: Any) -> RunConfig:
+    return replace(config, optimizer=parse_optimizer({"name": name, **settings}))
+
+
+def _make(variant: Variant, every: int, should_stop: Callable[[], bool]) -> dict[str, Any]:
+    rho = variant.config.optimizer.keywords().get("rho", RHO.get(variant.config.method.name, USUAL_RHO))
+    recording = Recording(float(rho), every) if variant.is_recorded else None
+    observers = [] if recording is None else [recording]
+    summary = run(variant.config, observers=observers, should_stop=should_stop)
+    return {
+        "config": variant.config.to_dict(),
+        "every": every if recording is not None else None,
+        "summary": summary.to_dict(),
+        "recording": None if recording is None else recording.to_dict(),
+    }
+
+
+def _load(file: Path, variant: Variant, every: int) -> dict[str, Any] | None:
+    """Read a result; None if it is not there, broken, or of another configuration."""
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise DataError(f"{str(file)!r} cannot be read: {error}. Delete it to make it anew.") from error
+    wanted = (plain_values(variant.config.to_dict()), every if variant.is_recorded else None)
+    is_own = isinstance(values, dict) and (values.get("config"), values.get("every")) == wanted
+    return values if is_own else None
+
+
+def _figures(
+    config: RunConfig, variants: Sequence[Variant], results: Mapping[str, Mapping[str, Any]]
+) -> list[FigureData]:
+    recorded = {variant.name: results[variant.name]["recording"] for variant in variants if variant.is_recorded}
+    histories = {
+        name: GradientHistory.from_dict(TITLES.get(name, name), values["history"]) for name, values in recorded.items()
+    }
+    own = histories[config.optimizer.name]
+    return [
+        correction_ratios(own),
+        drift(own),
+        terms_over_tasks(own),
+        normality(own),
+        evolution(list(histories.values())),
+        *_sweeps(variants, results),
+        *_landscapes({TITLES.get(name, name): values["landscapes"] for name, values in recorded.items()}),
+    ]
+
+
+def _sweeps(variants: Sequence[Variant], results: Mapping[str, Mapping[str, Any]]) -> list[FigureData]:
+    turbo = [variant for variant in variants if variant.config.optimizer.name == "c_flat_turbo"]
+    reference = turbo[0].config.optimizer.keywords()
+    figures = []
+    for key, values in (("k", INTERVALS), ("beta", BETAS)):
+        points = []
+        for value in dict.fromkeys((*values, reference[key])):
+            accuracies, speeds = _measured(turbo, results, {**reference, key: value})
+            points.append(SweepPoint("C-Flat Turbo", float(value), accuracies, speeds))
+        figures.append(sensitivity(f"optimizer.{key}", points))
+    strategies = []
+    exact = [variant for variant in variants if variant.config.optimizer.name == "c_flat"]
+    for k in INTERVALS:
+        accuracies, speeds = _measured(exact, results, exact[0].config.optimizer.keywords())
+        strategies.append(StrategyPoint("C-Flat", float(k), accuracies, speeds))
+        for schedule, name in ((False, "Turbo, constant k"), (True, "Turbo, growing k")):
+            accuracies, speeds = _measured(turbo, results, {**reference, "k": k, "schedule": schedule})
+            strategies.append(StrategyPoint(name, float(k), accuracies, speeds))
+    return [*figures, scheduler_comparison(strategies)]
+
+
+def _measured(
+    variants: Sequence[Variant], results: Mapping[str, Mapping[str, Any]], settings: Mapping[str, Any]
+) -> tuple[list[float], list[float]]:
+    """Return accuracies and speeds of the variants with these settings, one for each seed."""
+    chosen = [
+        results[variant.name]["summary"] for variant in variants if variant.config.optimizer.keywords() == settings
+    ]
+    return [float(summary["avg"]) for summary in chosen], [float(summary["images_per_second"]) for summary in chosen]
+
+
+def _landscapes(found: Mapping[str, Mapping[str, Any]]) -> list[FigureData]:
+    lines = {name: values["lines"][-1] for name, values in found.items() if values["lines"]}
+    if not lines:
+        return []
+    planes = {name: values["plane"] for name, values in found.items() if "plane" in values}
+    spectra = {name: values["spectrum"] for name, values in found.items() if "spectrum" in values}
+    figures = [
+        slice_figure({name: (entry["distances"], _numbers(entry["losses"])) for name, entry in lines.items()}),
+        plane_figure(
+            {name: (entry["xs"], entry["ys"], list(map(_numbers, entry["losses"]))) for name, entry in planes.items()}
+        ),
+        spectrum_figure(
+            {name: (entry["grid"], entry["density"]) for name, entry in spectra.items()},
+            top={name: found[name]["eigenvalues"]["values"] for name in spectra},
+        ),
+    ]
+    connections = {
+        f"{name}, task {entry['task']} to {entry['task'] + 1}": (entry["fractions"], _numbers(entry["losses"]))
+        for name, values in found.items()
+        for entry in values["connections"][-1:]
+    }
+    return [*figures, connectivity_figure(connections)] if connections else figures
+
+
+def _numbers(values: Sequence[float | None]) -> list[float]:
+    return [math.nan if value is None else value for value in values]
