@@ -14,7 +14,7 @@ from torch.func import functional_call
 
 from cflat.analysis.hessian import hessian_vector_product, spectrum_density, top_eigenvalues, trace
 
-PROPERTY = settings(max_examples=30, deadline=None, derandomize=True)
+PROPERTY = settings(max_examples=100, deadline=None, derandomize=True)
 
 
 def small_net(dtype: torch.dtype = torch.float64) -> tuple[nn.Module, Tensor, Tensor]:
@@ -102,17 +102,18 @@ def test_single_precision_agrees_to_its_precision():
     st.integers(1, 6),
     st.integers(0, 5),
     st.sampled_from(["largest", "smallest", "magnitude"]),
+    st.sampled_from([torch.float32, torch.float64]),
 )
-def test_repeated_eigenvalues_come_with_their_multiplicity(values, k, seed, which):
+def test_repeated_eigenvalues_come_with_their_multiplicity(values, k, seed, which, dtype):
     generator = torch.Generator().manual_seed(seed)
     rotation = torch.linalg.qr(torch.randn(len(values), len(values), generator=generator, dtype=torch.float64))[0]
-    loss, params = quadratic(rotation @ torch.diag(torch.tensor(values, dtype=torch.float64)) @ rotation.T)
+    loss, params = quadratic((rotation @ torch.diag(torch.tensor(values, dtype=torch.float64)) @ rotation.T).to(dtype))
     key = {"largest": lambda v: -v, "smallest": lambda v: v, "magnitude": lambda v: -abs(v)}[which]
     eigen = top_eigenvalues(loss, params, k=k, which=which, seed=seed)
     assert eigen.is_converged
     magnitude = abs if which == "magnitude" else float  # which of 2 and -2 comes first is open
     assert [magnitude(v) for v in eigen.values] == pytest.approx(
-        [magnitude(v) for v in sorted(values, key=key)[:k]], abs=1e-6
+        [magnitude(v) for v in sorted(values, key=key)[:k]], abs=1e-5 if dtype == torch.float32 else 1e-9
     )
 
 

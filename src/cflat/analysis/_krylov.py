@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable
 from typing import Literal, TypeAlias
 
 import torch
@@ -14,26 +15,36 @@ Product: TypeAlias = Callable[[Tensor], Tensor]
 """Returns A v in float64 for a flat vector v."""
 Which: TypeAlias = Literal["largest", "smallest", "magnitude"]
 
-# Elements of each basis vector that are widened to float64 at a time.
-_STRETCH = 2**18
+# Inner products are summed in the vectors' precision over this many elements, and in float64 beyond.
+_STRETCH = 2**17
+_MAX_SWEEPS = 3
 
 
 class Krylov:
     """A growing orthonormal basis in which the operator is tridiagonal.
 
-    Basis vectors are held in ``dtype``; all sums are float64. Each new vector is made orthogonal to all others twice,
-    since once is not enough after cancellation. When nothing is left of it, the basis spans an invariant subspace, and
-    the iteration restarts from a random vector outside: a new block of the tridiagonal matrix, with coupling 0.
+    Basis vectors are held in ``dtype``, the tridiagonal matrix in float64. Each new vector is made orthogonal to all
+    others. When nothing is left of it, the basis spans an invariant subspace, and the iteration restarts from a random
+    vector outside: a new block of the tridiagonal matrix, with coupling 0.
     """
 
     def __init__(
-        self, product: Product, size: int, dtype: torch.dtype, device: torch.device, generator: torch.Generator
+        self,
+        product: Product,
+        size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        generator: torch.Generator,
+        tolerance: float,
     ) -> None:
         self._product = product
         self._size = size
         self._dtype = dtype
         self._device = device
         self._generator = generator
+        self._tolerance = tolerance
+        # A coupling that small is a residual within the tolerance, or what rounding leaves of a vector in the span.
+        self._closing = max(tolerance, 100 * torch.finfo(dtype).eps)
         self._rows: list[Tensor] = []
         self._alphas: list[float] = []
         self._betas: list[float] = []
@@ -52,14 +63,15 @@ class Krylov:
             self._following = self._outside()
         row = self._following
         self._rows.append(row)
-        image = self._product(row)
-        self._alphas.append(torch.dot(row.to(image), image).item())
+        image = self._product(row).to(self._dtype)
+        self._alphas.append(_dot(row, image))
+        image.add_(row, alpha=-self._alphas[-1])  # the bulk goes first, so that one sweep over the basis is enough
         self._make_orthogonal_(image)
-        beta = image.norm().item()
+        beta = math.sqrt(_dot(image, image))
         scale = max(abs(value) for value in (*self._alphas, *self._betas))
-        is_closed = beta <= 100 * torch.finfo(self._dtype).eps * scale
+        is_closed = beta <= self._closing * scale
         self._betas.append(0.0 if is_closed else beta)
-        self._following = None if is_closed else (image / beta).to(self._dtype)
+        self._following = None if is_closed else image.div_(beta)
 
     def ritz(self, start: int = 0) -> tuple[Tensor, Tensor]:
         """Return approximate eigenvalues, ascending, and their coordinates in the basis from row ``start`` on."""
@@ -72,14 +84,14 @@ class Krylov:
             vector.add_(row, alpha=coordinate)
         return vector.div_(vector.norm())
 
-    def is_settled(self, k: int, which: Which, tolerance: float) -> bool:
-        """Return whether the first ``k`` pairs are known to ``tolerance`` and no further copies can be missing."""
+    def is_settled(self, k: int, which: Which) -> bool:
+        """Return whether the first ``k`` pairs are known to the tolerance and no further copies can be missing."""
         if len(self._rows) < k:
             return False
         if len(self._rows) == self._size:
             return True
         values, coordinates = self.ritz()
-        limit = tolerance * values.abs().max()
+        limit = self._tolerance * values.abs().max()
         chosen = rank(values, which)[:k]
         if (self._betas[-1] * coordinates[-1, chosen].abs() > limit).any():
             return False
@@ -95,22 +107,18 @@ class Krylov:
 
     def _outside(self) -> Tensor:
         """Draw a random unit vector that is orthogonal to the basis; on the CPU, to be the same on every device."""
-        vector = torch.randn(self._size, generator=self._generator, dtype=torch.float64).to(self._device)
+        vector = torch.randn(self._size, generator=self._generator, dtype=torch.float64).to(self._device, self._dtype)
         self._make_orthogonal_(vector)
-        return vector.div_(vector.norm()).to(self._dtype)
+        return vector.div_(math.sqrt(_dot(vector, vector)))
 
     def _make_orthogonal_(self, vector: Tensor) -> None:
-        for _ in range(2 if self._rows else 0):
-            inner = torch.zeros(len(self._rows), dtype=torch.float64, device=self._device)
-            for start, stretch in self._stretches():
-                inner += stretch @ vector[start : start + _STRETCH]
-            for start, stretch in self._stretches():
-                vector[start : start + _STRETCH] -= inner @ stretch
-
-    def _stretches(self) -> Iterator[tuple[int, Tensor]]:
-        """Yield the basis in float64 a stretch at a time, which bounds the memory that widening takes."""
-        for start in range(0, self._size, _STRETCH):
-            yield start, torch.stack([row[start : start + _STRETCH] for row in self._rows]).double()
+        """Remove the basis from a vector; again while most of it vanishes, since rounding errors then dominate."""
+        for _ in range(_MAX_SWEEPS):
+            before = _dot(vector, vector)
+            for row in reversed(self._rows):
+                vector.add_(row, alpha=-_dot(row, vector))
+            if _dot(vector, vector) > 0.25 * before:
+                break
 
 
 def quadrature(product: Product, start: Tensor, steps: int) -> tuple[Tensor, Tensor]:
@@ -145,6 +153,11 @@ def _keys(values: Tensor, which: Which) -> Tensor:
     if which == "magnitude":
         return values.abs()
     return values if which == "largest" else -values
+
+
+def _dot(left: Tensor, right: Tensor) -> float:
+    parts = [torch.dot(a, b) for a, b in zip(left.split(_STRETCH), right.split(_STRETCH), strict=True)]
+    return torch.stack(parts).sum(dtype=torch.float64).item()
 
 
 def _eigh(alphas: list[float], betas: list[float]) -> tuple[Tensor, Tensor]:
