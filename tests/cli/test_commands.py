@@ -39,7 +39,7 @@ def json_of(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) 
     return json.loads(output_of(capsys, *arguments, "--json", code=code))
 
 
-@pytest.mark.parametrize("command", ["", "demo", "run", "compare", "list", "doctor", "check-data"])
+@pytest.mark.parametrize("command", ["", "demo", "run", "compare", "report", "list", "doctor", "check-data"])
 def test_every_command_shows_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     text = output_of(capsys, *command.split(), "--help")
     assert f"Examples:\n    cflat {command}".rstrip() in text

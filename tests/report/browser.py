@@ -28,6 +28,7 @@ FLAGS = [
     "--hide-scrollbars",
 ]
 START_SECONDS = 60
+ANSWER_SECONDS = 100
 
 
 def missing_programs() -> list[str]:
@@ -50,6 +51,7 @@ class Browser:
         self.session = ""
         answer = self._ask("POST", "/session", {"capabilities": {"alwaysMatch": wanted}})
         self.session = f"/session/{answer['sessionId']}"
+        self._ask("POST", "/timeouts", {"script": 1000 * ANSWER_SECONDS, "pageLoad": 1000 * ANSWER_SECONDS})
 
     def open(self, path: Path) -> None:
         self._ask("POST", "/url", {"url": path.resolve().as_uri()})
@@ -98,7 +100,7 @@ class Browser:
             self.address + self.session + path, body, {"Content-Type": "application/json"}, method=verb
         )
         try:
-            with urllib.request.urlopen(request, timeout=120) as answer:
+            with urllib.request.urlopen(request, timeout=ANSWER_SECONDS + 20) as answer:
                 return json.loads(answer.read())["value"]
         except urllib.error.HTTPError as error:
             with error:

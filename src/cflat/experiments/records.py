@@ -84,8 +84,8 @@ def _try_read(folder: RunFolder, name: str, problems: list[Problem]) -> RunRecor
 
 
 def _read(folder: RunFolder, name: str, problems: list[Problem]) -> RunRecord:
-    config = folder.load_config()
     summary = _summary(folder) if folder.is_finished else None
+    config = folder.load_config() if summary is None else summary.config
     stages: tuple[float, ...] = ()
     timeline = None
     try:

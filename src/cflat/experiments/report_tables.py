@@ -42,8 +42,8 @@ def cost_table(groups: Sequence[Group]) -> Table:
         "against reference",
         "evaluations/step",
         "evaluations",
-        "sharpness " + " / ".join(KINDS),
-        "flatness " + " / ".join(KINDS),
+        "sharpness steps",
+        "flatness steps",
         "non-finite",
         "peak memory (MiB)",
         "TFLOP",
@@ -70,8 +70,8 @@ def cost_table(groups: Sequence[Group]) -> Table:
             )
         )
     note = (
-        "Means over seeds. By kind: steps in which a direction was computed exactly, rebuilt from its cache, or left "
-        "out. TFLOP: estimated from matrix products and convolutions of one step."
+        "Means over seeds. Steps by kind: refreshed (the direction was computed exactly) / reused (rebuilt from its "
+        "cache) / skipped (left out by the trigger). TFLOP: estimated from matrix products and convolutions of one step."
     )
     return Table("Cost", columns, tuple(rows), note)
 

@@ -191,7 +191,8 @@ def cache_ages(timelines: Sequence[Timeline], limit: int = MAX_POINTS) -> Figure
         marks = [_over_steps(line.name, line.steps, line.cache_age[branch], limit) for line in having]
         if marks:
             panels.append(Panel(f"{branch.capitalize()} cache", "step", "age in steps", [*marks]))
-    caption = "Steps since the cached direction was computed exactly."
+    whose = {line.name for line in timelines if line.cache_age}
+    caption = "Steps since the cached direction was computed exactly" + (f": {whose.pop()}." if len(whose) == 1 else ".")
     return FigureData("cache-age", "Age of the caches", panels, caption)
 
 
