@@ -258,6 +258,13 @@ def test_refusals_say_what_to_do():
         top_eigenvalues(lambda: free.sum(), [free], max_products=4)
 
 
+@pytest.mark.parametrize("measure", [top_eigenvalues, trace, spectrum_density])
+def test_a_loss_without_finite_curvature_is_said_to_have_none(measure):
+    x = nn.Parameter(torch.zeros(6))
+    with pytest.raises(ArithmeticError, match="no finite curvature here"):
+        measure(lambda: x.abs().pow(1.5).sum(), [x])
+
+
 def test_works_where_gradients_are_switched_off():
     loss, params = diagonal(1.0, 4.0)
     with torch.no_grad():

@@ -73,7 +73,7 @@ def brute_force(problem, place, rho: float, adaptive: bool) -> tuple[float, floa
 def test_ascent_agrees_with_brute_force(problem, place, rho, adaptive):
     loss, params = weights_and_loss(problem, place)
     sharpness, flatness = brute_force(problem, place, rho, adaptive)
-    terms = ascend_terms(loss, params, rho, steps=150, starts=6, adaptive=adaptive, eta=ETA)
+    terms = ascend_terms(loss, params, rho, steps=60, starts=5, adaptive=adaptive, eta=ETA)
     # A grid misses the maximum by the square of its spacing, and always from below.
     assert sharpness * (1 - 1e-9) <= terms.sharpness <= sharpness * (1 + 1e-4) + 1e-12
     assert flatness * (1 - 1e-9) <= terms.flatness <= flatness * (1 + 1e-4) + 1e-12

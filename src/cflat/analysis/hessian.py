@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from cflat._errors import check
 from cflat.analysis._krylov import Krylov, quadrature, rank
 from cflat.analysis._point import Loss, Point
-from cflat.optim._vectors import as_real
+from cflat.optim._vectors import NonFiniteError, as_real
 
 __all__ = [
     "Density", "Eigen", "Estimate", "Hessian", "hessian_vector_product", "spectrum_density", "top_eigenvalues", "trace",
@@ -63,9 +63,12 @@ class Hessian:
         return [output.detach() for output in outputs]
 
     def product(self, flat: Tensor) -> Tensor:
-        """Return H v for a flat vector, in float64."""
+        """Return H v for a flat vector, in float64; raises `NonFiniteError` if it is Inf or NaN."""
         outputs = self(self.unflattened(flat))
-        return torch.cat([as_real(output).reshape(-1).to(self.device, torch.float64) for output in outputs])
+        image = torch.cat([as_real(output).reshape(-1).to(self.device, torch.float64) for output in outputs])
+        if not image.isfinite().all():
+            raise NonFiniteError("A Hessian-vector product is Inf or NaN; the loss has no finite curvature here.")
+        return image
 
     def unflattened(self, flat: Tensor) -> list[Tensor]:
         """Cut a flat vector into tensors like the parameters; complex ones are read as pairs of numbers."""
