@@ -100,7 +100,7 @@ class Recording(Observer):
         )
         self._survey_connection(loss, task, names)
         if is_last:
-            grid = [REACH * (index - 6) / 6 for index in range(13)]
+            grid = [REACH * (index - 5) / 5 for index in range(11)]
             axes = (random_direction(params, seed=0), random_direction(params, seed=1))
             found["plane"] = asdict(plane(loss, params, axes, grid, grid, model=network))
             found["spectrum"] = asdict(spectrum_density(loss, params, probes=2, steps=24, points=301, model=network))
