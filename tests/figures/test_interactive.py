@@ -85,6 +85,21 @@ def test_a_legend_that_would_hide_the_chart_is_left_out() -> None:
     assert plot(FigureData("few", "Few", [Panel("", "", "", [*curves[:-1]])]))["layout"]["showlegend"] is True
 
 
+def test_a_colour_that_is_given_away_is_not_used_twice() -> None:
+    figure = FigureData("c", "C", [Panel("", "", "", [Curve(name, [1], [1]) for name in ("new", "fixed", "other")])])
+    assert group_colors(figure, {"fixed": COLORS[0], "absent": COLORS[1]}) == {
+        "new": COLORS[1],
+        "fixed": COLORS[0],
+        "other": COLORS[2],
+    }
+
+
+def test_neighbours_share_the_label_of_their_axes() -> None:
+    layout = plot(CURVES)["layout"]
+    assert (layout["yaxis"]["title"]["text"], layout["yaxis2"]["title"]["text"]) == ("loss", "")
+    assert plot(CURVES, num_columns=1)["layout"]["yaxis2"]["title"]["text"] == "loss"
+
+
 def test_every_colour_has_a_dark_counterpart() -> None:
     assert set(COLORS) <= set(DARK)
     assert set(group_colors(CURVES).values()) <= set(DARK)

@@ -49,6 +49,12 @@ def test_accuracy_curves_are_means_with_a_band_of_one_deviation() -> None:
     assert (flat.low, flat.high) == (None, None)
 
 
+def test_many_curves_lose_their_bands() -> None:
+    figure = accuracy_curves([PLAIN] * 7)
+    assert all(curve.low is None and curve.high is None for curve in figure.panels[0].marks)
+    assert "Bands" not in figure.caption
+
+
 def test_an_unfinished_group_is_dashed_and_as_long_as_it_got() -> None:
     begun = RunGroup("begun", [[0.9], [0.8, 0.7]], is_finished=False)
     (curve,) = accuracy_curves([begun]).panels[0].marks

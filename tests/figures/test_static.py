@@ -92,3 +92,15 @@ def test_heatmaps_mask_what_is_missing_and_centre_signed_values() -> None:
     middle = to_hex(signed.images[0].cmap(0.5))
     assert all(int(middle[i : i + 2], 16) > 235 for i in (1, 3, 5))
     assert not signed.texts
+
+
+def test_logarithmic_axes_are_labelled_in_plain_numbers():
+    panel = Panel("", "x", "y", [Curve("a", [0.01, 0.1, 0.5], [1e-5, 1e-2, 3.0])], x_scale="log", y_scale="log")
+    drawn = draw(FigureData("log", "", [panel]))
+    drawn.canvas.draw()
+    axes = drawn.axes[0]
+    labels = [label.get_text() for axis in (axes.xaxis, axes.yaxis) for label in axis.get_ticklabels(which="both")]
+    shown = [label for label in labels if label]
+    assert "0.01" in shown
+    assert "1e-05" in shown
+    assert all(float(label) > 0 for label in shown)  # no formula, which would be printed as text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import zlib
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -67,8 +68,8 @@ def config_of(**chosen: Any) -> RunConfig:
 def write_run(
     folder: Path, config: RunConfig, *, num_epochs: int = 4, is_finished: bool = True, num_tasks: int = NUM_TASKS
 ) -> None:
-    """Write the directory of a run that never took place; its numbers follow from the seed."""
-    numbers = np.random.default_rng([config.seed, len(config.optimizer.name)])
+    """Write the directory of a run that never took place; its numbers follow from seed and optimizer."""
+    numbers = np.random.default_rng([config.seed, zlib.crc32(repr(config.optimizer).encode())])
     folder.mkdir(parents=True)
     run = RunFolder(folder)
     run.config_file.write_text(config.to_yaml())

@@ -47,5 +47,10 @@ def command(
     for sentence in report.data.headlines:
         console().print(sentence)
     unfinished = f", {report.num_unfinished} unfinished" if report.num_unfinished else ""
-    console().print(f"Page: {out} ({report.num_runs} runs{unfinished}, {len(report.groups)} configurations)")
+    counts = f"{_count(report.num_runs, 'run')}{unfinished}, {_count(len(report.groups), 'configuration')}"
+    console().print(f"Page: {out} ({counts})")
     next_command(f"python -m webbrowser -t {out}")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

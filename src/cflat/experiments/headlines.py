@@ -11,6 +11,8 @@ from cflat.metrics import PairedDifference, Spread, paired_difference
 __all__ = ["difference_to", "headline", "reference_of"]
 
 SIGNIFICANT = 0.05
+VISIBLE_POINTS = 0.005
+"""Smaller differences vanish in two digits."""
 
 
 def reference_of(groups: Sequence[Group]) -> Group | None:
@@ -50,6 +52,8 @@ def _gain(group: Group, reference: Group) -> str:
         sure = "on other seeds"
     else:
         change, sure = 100 * found.mean, _certainty(found)
+    if abs(change) < VISIBLE_POINTS:
+        return f"{group.variant} is as accurate as {reference.variant} ({_percent(group.spread('avg'))}; {sure})"
     verb = "gains" if change >= 0 else "loses"
     means = f"{_percent(group.spread('avg'))} against {_percent(reference.spread('avg'))}"
     points = f"{abs(change):.2f} points of average accuracy"

@@ -160,7 +160,7 @@ def _curves(groups: Sequence[Group]) -> Section | None:
     having = [group for group in groups if any(record.stage_accuracy for record in group.records)]
     if not having:
         return None
-    text = "Accuracy on the test images of every task seen so far, after each task; bands: deviation over seeds."
+    text = "Accuracy on the test images of every task seen so far, after each task."
     return Section(
         "accuracy",
         "Accuracy",

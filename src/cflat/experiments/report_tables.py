@@ -27,7 +27,8 @@ def accuracy_table(groups: Sequence[Group]) -> Table:
         rivals = [other for other in done if other.scenario == group.scenario]
         reference = reference_of(rivals)
         cells = [_accuracy(group, name, rivals) for name in ACCURACIES]
-        change = Cell("-") if reference is None or reference is group else _difference(group, reference)
+        alone = Cell("-" if len(rivals) == 1 else "reference")
+        change = alone if reference is None or reference is group else _difference(group, reference)
         rows.append((Cell(group.name), Cell(str(len(group.finished)), len(group.finished)), *cells, change))
     definitions = "; ".join(f"{METRICS[name].title}: {METRICS[name].definition}" for name in ACCURACIES)
     note = f"In percent, ± standard deviation over seeds. {definitions}. The difference is paired by seed (t-test)."
@@ -40,7 +41,7 @@ def cost_table(groups: Sequence[Group]) -> Table:
         "runs",
         "images/s",
         "against reference",
-        "evaluations/step",
+        "evaluations per step",
         "evaluations",
         "sharpness steps",
         "flatness steps",
@@ -60,18 +61,18 @@ def cost_table(groups: Sequence[Group]) -> Table:
                 _number(speed, 0),
                 Cell(f"{ratio:.2f} x", ratio),
                 _number(group.spread("evaluations_per_step"), 2),
-                _number(group.spread("evaluations"), 0),
+                _number(group.spread("evaluations"), 0, bare=True),
                 _kinds(group, "sharpness"),
                 _kinds(group, "flatness"),
                 _number(_over_runs(group, lambda r: float(r.cost["nonfinite_steps"])), 0, bare=True),
                 _number(_over_runs(group, lambda r: r.cost["peak_memory_bytes"] / 2**20), 0, bare=True),
                 _number(_over_runs(group, lambda r: r.cost["flops"] / 1e12), 3, bare=True),
-                _number(_over_runs(group, lambda r: r.seconds), 1),
+                _number(_over_runs(group, lambda r: r.seconds), 1, bare=True),
             )
         )
     note = (
         "Means over seeds. Steps by kind: refreshed (the direction was computed exactly) / reused (rebuilt from its "
-        "cache) / skipped (left out by the trigger). TFLOP: estimated from matrix products and convolutions of one step."
+        "cache) / skipped (left out by the trigger). TFLOP: estimated from matrix products and convolutions."
     )
     return Table("Cost", columns, tuple(rows), note)
 
@@ -104,7 +105,7 @@ def _accuracy(group: Group, name: str, rivals: Sequence[Group]) -> Cell:
     value = group.spread(name)
     means = [other.spread(name).mean for other in rivals]
     best = max(means) if METRICS[name].is_gain else min(means)
-    return Cell(_plus_minus(value, 100, 2), 100 * value.mean, is_best=len(rivals) > 1 and value.mean == best)
+    return Cell(_plus_minus(value, 100, 2), 100 * value.mean, is_best=len(set(means)) > 1 and value.mean == best)
 
 
 def _difference(group: Group, reference: Group) -> Cell:

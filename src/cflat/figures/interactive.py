@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cflat.figures._scales import MAX_LABELLED_BARS, color_limits, counts_whole, diagonal_ends, is_named_beside
+from cflat.figures._scales import MAX_LABELLED_BARS, color_limits, counts_whole, diagonal_ends, is_named_beside, short
 from cflat.figures.model import Bars, Curve, FigureData, Heatmap, Panel
 from cflat.figures.palette import (
     DIVERGING,
@@ -29,7 +29,8 @@ MAX_LEGEND = 14
 """With more entries the legend would hide the chart; the names are then shown on hover only."""
 TOP, BETWEEN, BOTTOM = 34, 96, 52
 """Pixels above the first panels (their titles), between rows (labels and titles), and under the last."""
-COLUMN_GAP = 0.11
+COLUMN_GAPS = 0.2
+"""Share of the width between columns, all gaps together; of two columns, at most half of it."""
 COLOR_BAR_GAP = 0.04
 MODES = {"line": "lines", "dashed": "lines", "steps": "lines", "points": "markers", "line+points": "lines+markers"}
 
@@ -77,6 +78,8 @@ def plot(figure: FigureData, colors: Mapping[str, str] | None = None, num_column
         axis = "" if index == 0 else str(index + 1)
         data += _traces(panel, chosen, axis, seen)
         layout |= _axes(panel, axis, place)
+        if index % columns and figure.panels[index - 1].y_label == panel.y_label:
+            layout[f"yaxis{axis}"]["title"] = {"text": ""}  # the neighbour's says it
         if len(figure.panels) > 1:
             layout["annotations"].append(_title(panel, place))
         if panel.diagonal:
@@ -90,8 +93,9 @@ Place = tuple[tuple[float, float], tuple[float, float]]
 def _place(index: int, columns: int, rows: int, pixels: int) -> Place:
     """Return the horizontal and vertical stretch of a panel, as fractions of the plotting area."""
     row, column = divmod(index, columns)
-    width = (1 - COLUMN_GAP * (columns - 1)) / columns
-    left = column * (width + COLUMN_GAP)
+    gap = min(COLUMN_GAPS / 2, COLUMN_GAPS / max(columns - 1, 1))
+    width = (1 - gap * (columns - 1)) / columns
+    left = column * (width + gap)
     top = 1 - row * (PANEL_PIXELS + BETWEEN) / pixels
     # Rounding must not leave the area: plotly rejects a stretch beyond 0 or 1.
     return (left, min(1.0, left + width)), (max(0.0, top - PANEL_PIXELS / pixels), top)
@@ -103,6 +107,7 @@ def _axes(panel: Panel, axis: str, place: Place) -> dict[str, Any]:
         "gridcolor": GRID,
         "linecolor": GRID,
         "zeroline": False,
+        "exponentformat": "power",
         "automargin": True,
         "showgrid": heatmap is None,
     }
@@ -188,11 +193,11 @@ def _curve(curve: Curve, color: str, is_named: bool) -> list[dict[str, Any]]:
         "y": _numbers(curve.y),
         "line": line,
         "marker": {"color": color, "size": 9 if curve.style == "points" else 6},
-        "hovertemplate": "%{x:.4~g}, %{y:.4~g}",
+        "hovertemplate": "%{x:.5~g}, %{y:.5~g}",
     }
     if curve.labels is not None:
         main["text"] = [_safe(text) for text in curve.labels]
-        main["hovertemplate"] = "%{text}<br>%{x:.4~g}, %{y:.4~g}<extra></extra>"
+        main["hovertemplate"] = "%{text}<br>%{x:.5~g}, %{y:.5~g}<extra></extra>"
         if is_named:
             main |= {"mode": "markers+text", "textposition": "top center", "cliponaxis": False}
     if curve.low is None or curve.high is None:
@@ -216,7 +221,7 @@ def _bars(bars: Bars, color: str, shows_values: bool) -> dict[str, Any]:
         "x": [_safe(category) for category in bars.categories],
         "y": _numbers(bars.values),
         "marker": {"color": color},
-        "hovertemplate": "%{x}: %{y:.4~g}",
+        "hovertemplate": "%{x}: %{y:.5~g}",
     }
     if bars.deviations is not None:
         trace["error_y"] = {
@@ -226,7 +231,8 @@ def _bars(bars: Bars, color: str, shows_values: bool) -> dict[str, Any]:
             "thickness": 1,
         }
     if shows_values:
-        trace |= {"texttemplate": "%{y:.3~g}", "textposition": "inside", "insidetextanchor": "start"}
+        texts = ["" if value is None else short(value) for value in trace["y"]]
+        trace |= {"text": texts, "textposition": "inside", "insidetextanchor": "start", "textangle": 0}
     return trace
 
 
@@ -237,12 +243,12 @@ def _heatmap(heatmap: Heatmap) -> dict[str, Any]:
         "x": [_safe(label) if isinstance(label, str) else label for label in heatmap.x],
         "y": [_safe(label) if isinstance(label, str) else label for label in heatmap.y],
         "hoverongaps": False,
-        "hovertemplate": f"%{{y}}, %{{x}}: %{{z:.4~g}} {_safe(heatmap.label)}<extra></extra>",
+        "hovertemplate": f"%{{y}}, %{{x}}: %{{z:.5~g}} {_safe(heatmap.label)}<extra></extra>",
         "xgap": 1,
         "ygap": 1,
     }
     if heatmap.shows_values:
-        trace["texttemplate"] = "%{z:.3~g}"
+        trace["texttemplate"] = "%{z:.3~r}"
     return trace
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import cycle
 
 from cflat.figures.model import Bars, Curve, FigureData
 
@@ -54,15 +55,13 @@ def group_of(mark: Curve | Bars) -> str:
 
 
 def group_colors(figure: FigureData, fixed: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return a colour for each group, in order of appearance; ``fixed`` and `NAMED` ones stay what they are."""
-    colors = {**NAMED, **(fixed or {})}
-    free = 0
-    for panel in figure.panels:
-        for mark in panel.marks:
-            if isinstance(mark, Curve | Bars) and group_of(mark) not in colors:
-                colors[group_of(mark)] = COLORS[free % len(COLORS)]
-                free += 1
-    return colors
+    """Return a colour for each group of a figure; ``fixed`` and `NAMED` ones keep theirs, and no other gets it."""
+    marks = [mark for panel in figure.panels for mark in panel.marks]
+    groups = list(dict.fromkeys(group_of(mark) for mark in marks if isinstance(mark, Curve | Bars)))
+    known = {**NAMED, **(fixed or {})}
+    taken = {known[group] for group in groups if group in known}
+    free = cycle([color for color in COLORS if color not in taken] or COLORS)
+    return {group: known[group] if group in known else next(free) for group in groups}
 
 
 def band_color(color: str) -> str:

@@ -34,6 +34,8 @@ __all__ = [
 
 OUTCOMES = ("refreshed", "reused", "skipped")
 SPREAD = "Bands and whiskers: standard deviation over seeds."
+MAX_BANDS = 6
+"""More curves than this are drawn without their bands, which would cover each other."""
 
 
 @dataclass(frozen=True)
@@ -93,8 +95,13 @@ class StrategyPoint:
 
 def accuracy_curves(groups: Sequence[RunGroup], measure: str = "accuracy on all classes so far (%)") -> FigureData:
     """Return the accuracy over the stream, mean and band over seeds; unfinished groups are dashed."""
-    panel = Panel("Accuracy over the stream", "tasks learned", measure, [_accuracy_curve(group) for group in groups])
-    return FigureData("accuracy-curves", "Accuracy over the stream", [panel], SPREAD)
+    curves = [_accuracy_curve(group) for group in groups]
+    has_bands = len(groups) <= MAX_BANDS
+    if not has_bands:
+        curves = [replace(curve, low=None, high=None) for curve in curves]
+    panel = Panel("Accuracy over the stream", "tasks learned", measure, [*curves])
+    caption = SPREAD if has_bands else "Means over seeds; the table has their deviations."
+    return FigureData("accuracy-curves", "Accuracy over the stream", [panel], caption)
 
 
 def accuracy_heatmap(group: RunGroup) -> FigureData:
@@ -192,7 +199,7 @@ def cache_ages(timelines: Sequence[Timeline], limit: int = MAX_POINTS) -> Figure
         if marks:
             panels.append(Panel(f"{branch.capitalize()} cache", "step", "age in steps", [*marks]))
     whose = {line.name for line in timelines if line.cache_age}
-    caption = "Steps since the cached direction was computed exactly" + (f": {whose.pop()}." if len(whose) == 1 else ".")
+    caption = f"Steps since the cached direction was computed exactly{f': {whose.pop()}' if len(whose) == 1 else ''}."
     return FigureData("cache-age", "Age of the caches", panels, caption)
 
 

@@ -10,10 +10,11 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogFormatter, MaxNLocator
 
 from cflat._errors import ConfigError
 from cflat._files import write_atomic
@@ -136,12 +137,20 @@ def _draw_panel(axes: Axes, panel: Panel, colors: Mapping[str, str]) -> dict[str
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if panel.x_scale == "log":
         axes.set_xscale("log")
+        _label_in_plain_numbers(axes.xaxis)
     if panel.y_scale == "log":
         axes.set_yscale("log")
+        _label_in_plain_numbers(axes.yaxis)
     if panel.diagonal:
         ends = diagonal_ends(panel)
         axes.plot(ends, ends, color=INK, linewidth=0.8, linestyle=":")
     return entries
+
+
+def _label_in_plain_numbers(axis: Axis) -> None:
+    """Label a logarithmic axis without formulas, which are off because names may hold dollar signs."""
+    axis.set_major_formatter(LogFormatter())
+    axis.set_minor_formatter(LogFormatter(labelOnlyBase=False, minor_thresholds=(1, 0.4)))
 
 
 def _draw_curve(axes: Axes, curve: Curve, color: str) -> Artist:

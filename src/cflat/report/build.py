@@ -18,8 +18,8 @@ from cflat.report.model import ReportData
 
 __all__ = ["build_page", "embed_json"]
 
-MAX_COLUMNS = 3
-"""Panels in a row; more would not be readable in the width of the page."""
+USUAL_COLUMNS, MAX_COLUMNS = 3, 5
+"""Panels in a row, of a figure that does not say how many, and of one that wants many."""
 
 
 def build_page(report: ReportData, version: str) -> str:
@@ -71,7 +71,7 @@ class _Charts:
 
     def embed(self, figure: FigureData) -> Markup:
         """Return the data of a chart with a layout for wide and one for narrow screens."""
-        wide = plot(figure, self.colors, num_columns=min(figure.num_columns or MAX_COLUMNS, MAX_COLUMNS))
+        wide = plot(figure, self.colors, num_columns=min(figure.num_columns or USUAL_COLUMNS, MAX_COLUMNS))
         narrow = plot(figure, self.colors, num_columns=1)
         return embed_json({"data": wide["data"], "wide": wide["layout"], "narrow": narrow["layout"]})
 
