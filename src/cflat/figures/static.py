@@ -149,8 +149,13 @@ def _draw_panel(axes: Axes, panel: Panel, colors: Mapping[str, str]) -> dict[str
 
 def _label_in_plain_numbers(axis: Axis) -> None:
     """Label a logarithmic axis without formulas, which are off because names may hold dollar signs."""
-    axis.set_major_formatter(LogFormatter())
-    axis.set_minor_formatter(LogFormatter(labelOnlyBase=False, minor_thresholds=(1, 0.4)))
+    axis.set_major_formatter(_PlainLogFormatter())
+    axis.set_minor_formatter(_PlainLogFormatter(labelOnlyBase=False, minor_thresholds=(1, 0.4)))
+
+
+class _PlainLogFormatter(LogFormatter):
+    def __call__(self, x: float, pos: int | None = None) -> str:
+        return f"{x:g}" if super().__call__(x, pos) else ""
 
 
 def _draw_curve(axes: Axes, curve: Curve, color: str) -> Artist:
