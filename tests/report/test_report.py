@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 from pathlib import Path
@@ -16,6 +17,7 @@ from cflat.experiments.config import parse_config
 from cflat.experiments.report import collect_report, write_report
 from cflat.experiments.results import RunFolder
 from cflat.figures import Curve, FigureData, Panel
+from cflat.figures.model import MAX_POINTS
 from cflat.report.build import build_page, embed_json
 from cflat.report.model import Cell, Problem, ReportData, Section, Table
 from report.pages import NUM_TASKS, Page, config_of, write_run
@@ -167,6 +169,11 @@ def summary_with_text_for_numbers(run: RunFolder) -> None:
     run.write(run.summary_file, {**values, "cost": {**values["cost"], "images_per_second": "fast"}})
 
 
+def summary_with_odd_kinds(run: RunFolder) -> None:
+    values = json.loads(run.summary_file.read_text())
+    run.write(run.summary_file, {**values, "cost": {**values["cost"], "evaluations_by_kind": [1]}})
+
+
 def summary_of_nothing(run: RunFolder) -> None:
     values = json.loads(run.summary_file.read_text())
     run.write(run.summary_file, {**values, "scores": {"cnn": {"correct": [], "total": [5]}}})
@@ -181,6 +188,7 @@ def summary_of_nothing(run: RunFolder) -> None:
         half_summary,
         summary_without_costs,
         summary_with_text_for_numbers,
+        summary_with_odd_kinds,
         summary_of_nothing,
     ],
 )
@@ -231,6 +239,33 @@ def test_a_missing_folder_does_not_hide_the_others(runs: Path, tmp_path: Path) -
 
 def test_a_run_given_twice_is_shown_once(runs: Path) -> None:
     assert collect_report([runs, runs / "none-seed0", runs]).num_runs == 6
+
+
+def test_a_seed_that_was_run_twice_counts_twice(runs: Path, tmp_path: Path) -> None:
+    write_run(tmp_path / "again", config_of(seed=0))
+    report = collect_report([runs, tmp_path])
+    assert report.groups[0].spread("avg").n == 4
+    assert len(report.groups[0].by_seed("avg")) == 3
+
+
+def test_a_folder_name_that_is_no_text_is_no_problem(tmp_path: Path) -> None:
+    odd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/odd-\xff"))
+    write_run(odd, config_of())
+    write_run(tmp_path / "other", config_of(seed=1))
+    write_report([tmp_path], tmp_path / "report.html")
+    assert "odd-?" in Page((tmp_path / "report.html").read_text()).texts
+
+
+def test_long_curves_of_the_analysis_are_thinned_out(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", config_of())
+    (tmp_path / "run" / "analysis").mkdir()
+    values = [float(number) for number in range(50_000)]
+    figure = FigureData("long", "Long", [Panel("p", "x", "y", [Curve("c", values, values, values, values)])])
+    (tmp_path / "run" / "analysis" / "long.json").write_text(json.dumps(figure.to_dict()))
+    (section,) = [section for section in collect_report([tmp_path]).data.sections if section.name == "gradients"]
+    (curve,) = section.choices[0].options[0][1].panels[0].marks
+    assert len(curve.x) <= MAX_POINTS
+    assert (curve.y[0], curve.y[-1]) == (0.0, 49_999.0)
 
 
 def test_figures_of_the_analysis_are_shown_and_others_named(tmp_path: Path) -> None:

@@ -61,13 +61,17 @@ class Group:
         """The runs that have a result."""
         return tuple(record for record in self.records if record.is_finished)
 
-    def values(self, name: str) -> dict[int, float]:
-        """Return a metric or cost of each finished run, by seed."""
-        return {r.config.seed: r.summary.value(name) for r in self.records if r.summary is not None}
+    def values(self, name: str) -> list[float]:
+        """Return a metric or cost of each finished run."""
+        return [record.summary.value(name) for record in self.records if record.summary is not None]
+
+    def by_seed(self, name: str) -> dict[int, float]:
+        """Return a metric or cost by seed; of a seed that was run twice, the last."""
+        return dict(zip((record.config.seed for record in self.finished), self.values(name), strict=True))
 
     def spread(self, name: str) -> Spread:
         """Return the spread of a metric or cost over the finished runs."""
-        return spread(list(self.values(name).values()))
+        return spread(self.values(name))
 
     def numbers(self, name: str | None = None) -> RunGroup:
         """Return what figures need; of finished runs, unless there are none."""
@@ -76,9 +80,13 @@ class Group:
         return RunGroup(
             name or self.variant,
             [record.stage_accuracy for record in chosen if record.stage_accuracy],
-            list(self.values("images_per_second").values()),
-            list(self.values("evaluations_per_step").values()),
-            [[[None if v != v else float(v) for v in row] for row in matrix] for matrix in matrices],
+            self.values("images_per_second"),
+            self.values("evaluations_per_step"),
+            [
+                [[None if v != v else float(v) for v in row] for row in matrix]
+                for matrix in matrices
+                if matrix.shape == matrices[0].shape
+            ],
             is_finished=bool(self.finished),
         )
 

@@ -23,7 +23,7 @@ def reference_of(groups: Sequence[Group]) -> Group | None:
 
 def difference_to(reference: Group, group: Group, metric: str) -> PairedDifference | None:
     """Return how a group differs from the reference on the seeds that both have; None if they share none."""
-    ours, theirs = group.values(metric), reference.values(metric)
+    ours, theirs = group.by_seed(metric), reference.by_seed(metric)
     seeds = [seed for seed in ours if seed in theirs]
     return paired_difference([ours[s] for s in seeds], [theirs[s] for s in seeds]) if seeds else None
 

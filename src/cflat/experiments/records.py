@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from cflat._errors import CFlatError, DataError
 from cflat.experiments.config import RunConfig
 from cflat.experiments.results import RunFolder, RunSummary, find_runs
 from cflat.figures.interactive import plot
-from cflat.figures.model import FigureData
+from cflat.figures.model import MAX_POINTS, Bars, Curve, FigureData, Heatmap, downsampled
 from cflat.figures.runs import OUTCOMES, Timeline
 from cflat.report.build import embed_json
 from cflat.report.model import Problem
@@ -70,7 +70,7 @@ def read_records(roots: Iterable[Path]) -> tuple[list[RunRecord], list[Problem]]
 def _find(root: Path, problems: list[Problem]) -> list[RunFolder]:
     try:
         return list(find_runs(root))
-    except CFlatError as error:
+    except (CFlatError, OSError) as error:
         problems.append(Problem(str(root), str(error)))
         return []
 
@@ -78,7 +78,7 @@ def _find(root: Path, problems: list[Problem]) -> list[RunFolder]:
 def _try_read(folder: RunFolder, name: str, problems: list[Problem]) -> RunRecord | None:
     try:
         return _read(folder, name, problems)
-    except CFlatError as error:
+    except (CFlatError, OSError) as error:
         problems.append(Problem(name, str(error)))
         return None
 
@@ -110,9 +110,12 @@ def _summary(folder: RunFolder) -> RunSummary:
     missing = [name for name in NEEDED_COSTS if name not in summary.cost]
     if missing:
         raise DataError(f"{str(folder.summary_file)!r} lacks the costs {', '.join(missing)}.")
-    for name in ("images_per_second", "evaluations_per_step", "evaluations", "peak_memory_bytes", "flops"):
-        if not isinstance(summary.cost[name], int | float):
-            raise DataError(f"{str(folder.summary_file)!r}: {name} must be a number, got {summary.cost[name]!r:.80}.")
+    kinds = summary.cost["evaluations_by_kind"]
+    if not isinstance(kinds, dict):
+        raise DataError(f"{str(folder.summary_file)!r}: evaluations_by_kind must hold counts, got {kinds!r:.80}.")
+    for name, value in {**summary.cost, **kinds}.items():
+        if name in (*NEEDED_COSTS, *kinds) and name != "evaluations_by_kind" and not isinstance(value, int | float):
+            raise DataError(f"{str(folder.summary_file)!r}: {name} must be a number, got {value!r:.80}.")
     if summary.headline.num_stages == 0:
         raise DataError(f"{str(folder.summary_file)!r} holds no accuracy: no task was finished.")
     return summary
@@ -185,4 +188,13 @@ def _figure(file: Path, name: str, problems: list[Problem]) -> FigureData | None
     except (OSError, *MALFORMED) as error:
         problems.append(Problem(f"{name}/analysis/{file.name}", f"This is no figure: {error!r:.200}."))
         return None
-    return figure
+    panels = [replace(panel, marks=[_thinned(mark) for mark in panel.marks]) for panel in figure.panels]
+    return replace(figure, panels=panels)
+
+
+def _thinned(mark: Curve | Bars | Heatmap) -> Curve | Bars | Heatmap:
+    """Thin out a long curve; a band has no peaks of its own to keep, so it is dropped with the points."""
+    if not isinstance(mark, Curve) or len(mark.x) <= MAX_POINTS:
+        return mark
+    x, y = downsampled(mark.x, mark.y)
+    return replace(mark, x=x, y=y, low=None, high=None, labels=None)

@@ -78,7 +78,8 @@ def write_report(roots: Sequence[str | Path], out: str | Path, title: str | None
         out.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise DataError(f"The folder {str(out.parent)!r} cannot be made: {error.strerror}.") from error
-    write_atomic(out, build_page(report.data, cflat.__version__))
+    # Names of folders need not be valid text.
+    write_atomic(out, build_page(report.data, cflat.__version__).encode("utf-8", errors="replace"))
     return report
 
 
@@ -206,8 +207,7 @@ def _sweeps(groups: Sequence[Group]) -> Section | None:
 
 
 def _sweep_point(name: str, group: Group, key: str) -> SweepPoint:
-    avg, speed = (list(group.values(column).values()) for column in ("avg", "images_per_second"))
-    return SweepPoint(name, group.settings[key], avg, speed)
+    return SweepPoint(name, group.settings[key], group.values("avg"), group.values("images_per_second"))
 
 
 def _timelines(groups: Sequence[Group]) -> Section | None:

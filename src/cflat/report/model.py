@@ -16,7 +16,7 @@ class Cell:
 
     text: str
     value: float | None = None
-    """What the column is sorted by; None sorts by the text."""
+    """What the column is sorted by; None and NaN sort by the text, after all numbers."""
     is_best: bool = False
     """Whether to set it apart as the best of its column."""
 
