@@ -108,3 +108,18 @@ def test_other_networks_and_blocks_are_refused(images: torch.Tensor) -> None:
     parallel = create_backbone("timm:vit_small_patch16_18x2_224", image_size=16)
     with pytest.raises(ValueError, match="plain pre-norm blocks, got ParallelThingsBlock"):
         vit.features(parallel, images, prefixes={0: random_prefix(2)})
+
+
+@pytest.mark.parametrize("num_outputs", [1, 3])
+def test_fewer_outputs_are_the_first_of_all(num_outputs: int):
+    backbone = create_backbone("vit_smoke")
+    tokens = vit.embed(backbone, torch.randn(2, 3, backbone.image_size, backbone.image_size))
+    whole = vit.run_blocks(backbone, tokens)
+    torch.testing.assert_close(vit.run_blocks(backbone, tokens, num_outputs=num_outputs), whole[:, :num_outputs])
+    last = len(backbone.model.blocks) - 1
+    before = vit.run_blocks(backbone, tokens, 0, last)
+    torch.testing.assert_close(vit.run_blocks(backbone, tokens, 0, last, num_outputs=num_outputs), before)
+    attended = vit.attend(backbone.model.blocks[last], before)
+    some = vit.run_blocks(backbone, attended, last, is_attended=True, num_outputs=num_outputs)
+    torch.testing.assert_close(some, whole[:, :num_outputs])
+    assert vit.num_read(backbone) == 1

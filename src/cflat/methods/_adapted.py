@@ -11,7 +11,7 @@ from cflat.nn.adapters import AdapterSet
 from cflat.nn.backbone import Backbone
 from cflat.nn.heads import CosineHead
 from cflat.nn.surgery import freeze
-from cflat.nn.vit import attend, embed, mix, pool, run_blocks, vit_of
+from cflat.nn.vit import attend, embed, mix, num_read, pool, run_blocks, vit_of
 
 __all__ = ["AdaptedClassifier", "AdapterConfig"]
 
@@ -57,14 +57,8 @@ class AdaptedClassifier(nn.Module):
         attended, mixed = self.stem(images) if stem is None else stem
         adapters, last = list(self.adapters), vit_of(self.backbone).blocks[-1]
         tokens = run_blocks(self.backbone, mixed + adapters[0](attended), 1, -1, adapters=adapters)
-        attended = attend(last, tokens, num_queries=self._num_read)
+        attended = attend(last, tokens, num_queries=num_read(self.backbone))
         return pool(self.backbone, mix(last, attended) + adapters[-1](attended))
-
-    @property
-    def _num_read(self) -> int | None:
-        """Tokens of the last block that the pool reads: of a class token's block, the others need not be computed."""
-        vit = vit_of(self.backbone)
-        return 1 if vit.global_pool == "token" and vit.attn_pool is None else None
 
     def forward(self, images: Tensor, stem: Tensor | None = None) -> Tensor:
         """Return logits (B, num_classes)."""

@@ -101,5 +101,8 @@ class DualPromptNetwork(PromptedViT):
 
     def features(self, tokens: Tensor, ids: Tensor) -> Tensor:
         """Return the class token's output."""
-        prefixes = self.prompts.prefixes(ids)
-        return vit.pool(self.backbone, vit.run_blocks(self.backbone, tokens, self.first_block, prefixes=prefixes))
+        num_outputs = vit.num_read(self.backbone)
+        outputs = vit.run_blocks(
+            self.backbone, tokens, self.first_block, prefixes=self.prompts.prefixes(ids), num_outputs=num_outputs
+        )
+        return vit.pool(self.backbone, outputs)

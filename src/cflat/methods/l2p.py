@@ -76,4 +76,7 @@ class L2PNetwork(PromptedViT):
     def features(self, tokens: Tensor, ids: Tensor) -> Tensor:
         """Return the mean output of the prompt tokens."""
         prompted = vit.insert_prompts(self.backbone, tokens, self.prompts.tokens(ids))
-        return vit.pool_prompts(self.backbone, vit.run_blocks(self.backbone, prompted), self.prompts.num_tokens)
+        num_prompts = self.prompts.num_tokens
+        num_outputs = vit.vit_of(self.backbone).num_prefix_tokens + num_prompts  # patches come last and are not read
+        outputs = vit.run_blocks(self.backbone, prompted, num_outputs=num_outputs)
+        return vit.pool_prompts(self.backbone, outputs, num_prompts)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from cflat._errors import check
 from cflat.nn.backbone import Backbone
-from cflat.nn.vit import attend, mix, pool, vit_of
+from cflat.nn.vit import attend, mix, num_read, pool, vit_of
 
 __all__ = ["Adapter", "AdapterSet", "forward_adapters"]
 
@@ -92,12 +92,11 @@ def forward_adapters(
 def _forward_stacks(backbone: Backbone, tokens: Tensor, stacks: Sequence[_Stack]) -> Tensor:
     vit = vit_of(backbone)
     grid = (stacks[0].num_sets, tokens.shape[0])
-    num_read = 1 if vit.global_pool == "token" and vit.attn_pool is None else None
     attended = attend(vit.blocks[0], tokens)
     hidden = mix(vit.blocks[0], attended) + stacks[0](attended.expand(grid[0], *attended.shape))
     for index in range(1, len(stacks)):
         is_last = index == len(stacks) - 1
-        attended = attend(vit.blocks[index], hidden.flatten(0, 1), num_queries=num_read if is_last else None)
+        attended = attend(vit.blocks[index], hidden.flatten(0, 1), num_queries=num_read(backbone) if is_last else None)
         hidden = mix(vit.blocks[index], attended).unflatten(0, grid)
         hidden = hidden + stacks[index](attended.unflatten(0, grid))
     features: Tensor = pool(backbone, hidden.flatten(0, 1)).unflatten(0, grid)

@@ -27,6 +27,7 @@ __all__ = [
     "features",
     "insert_prompts",
     "mix",
+    "num_read",
     "pool",
     "pool_prompts",
     "run_blocks",
@@ -70,6 +71,7 @@ def run_blocks(
     adapters: Sequence[nn.Module] | None = None,
     prefixes: Mapping[int, Prefix] | None = None,
     is_attended: bool = False,
+    num_outputs: int | None = None,
 ) -> Tensor:
     """Run blocks ``start`` to ``stop`` (exclusive; `None`: all) on tokens (B, N, D).
 
@@ -83,20 +85,29 @@ def run_blocks(
         prefixes: Keys and values to prepend in some blocks, by block index.
         is_attended: ``tokens`` are past the attention of block ``start`` already (see `attend`): the part of
             the first adapted block that does not depend on adapters can be computed once and kept.
+        num_outputs: Compute, and return, only the first tokens of the ViT's last block: the others are read by
+            nobody (see `num_read`); None returns all.
     """
     blocks = list(vit_of(backbone).blocks)
     for index in range(len(blocks))[start:stop]:
         adapter = adapters[index] if adapters is not None else None
         prefix = prefixes.get(index) if prefixes is not None else None
-        if adapter is None and prefix is None and not is_attended:
+        wanted = num_outputs if index == len(blocks) - 1 else None
+        if adapter is None and prefix is None and wanted is None and not is_attended:
             tokens = blocks[index](tokens)
             continue
-        attended = tokens if is_attended else attend(blocks[index], tokens, prefix)
+        attended = tokens[:, :wanted] if is_attended else attend(blocks[index], tokens, prefix, num_queries=wanted)
         tokens = mix(blocks[index], attended)
         if adapter is not None:
             tokens = tokens + adapter(attended)
         is_attended = False
     return tokens
+
+
+def num_read(backbone: Backbone) -> int | None:
+    """Return how many of the last block's tokens `pool` reads: the class token alone, or None for all."""
+    vit = vit_of(backbone)
+    return 1 if vit.global_pool == "token" and vit.attn_pool is None else None
 
 
 def pool(backbone: Backbone, tokens: Tensor) -> Tensor:
