@@ -75,6 +75,7 @@ def test_the_headline_says_gain_certainty_and_cost(runs: Path) -> None:
     (sentence,) = collect_report([runs]).data.headlines
     assert re.search(r"C-Flat Turbo (gains|loses) \d+\.\d\d points of average accuracy (over|to) plain", sentence)
     assert "2 seeds" in sentence  # those that both have
+    assert re.search(r"with [+-]\d+\.\d\d points at the end of the stream \(p = ", sentence)
     assert "2.50 evaluations per step" in sentence
 
 
@@ -121,7 +122,7 @@ def test_one_run_is_enough(runs: Path, tmp_path: Path) -> None:
 def test_a_hundred_runs_with_long_histories_stay_small(tmp_path: Path) -> None:
     for number in range(100):
         chosen = {"optimizer": {"name": "c_flat_turbo", "k": 1 + number // 5}, "seed": number % 5}
-        write_run(tmp_path / "runs" / f"run-{number:03}", config_of(**chosen), num_epochs=120)
+        write_run(tmp_path / "runs" / f"run-{number:03}", config_of(**chosen), num_epochs=60)
     report = write_report([tmp_path / "runs"], tmp_path / "report.html")
     assert (len(report.groups), report.num_runs) == (20, 100)
     page = Page((tmp_path / "report.html").read_text())

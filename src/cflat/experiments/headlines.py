@@ -42,7 +42,8 @@ def headline(groups: Sequence[Group]) -> str:
             f"{_percent(reference.spread('last'))} at its end, for {cost:.2f} evaluations per step."
         )
     best = max(others, key=lambda group: group.spread("avg").mean)
-    return f"{_gain(best, reference)}, {_cost(best, reference)}.{_cheaper(best, others, reference)}"
+    said = f"{_gain(best, reference)}{_at_the_end(best, reference)}, {_cost(best, reference)}."
+    return said + _cheaper(best, others, reference)
 
 
 def _gain(group: Group, reference: Group) -> str:
@@ -58,6 +59,15 @@ def _gain(group: Group, reference: Group) -> str:
     means = f"{_percent(group.spread('avg'))} against {_percent(reference.spread('avg'))}"
     points = f"{abs(change):.2f} points of average accuracy"
     return f"{group.variant} {verb} {points} {'over' if change >= 0 else 'to'} {reference.variant} ({means}; {sure})"
+
+
+def _at_the_end(group: Group, reference: Group) -> str:
+    """Say what the stream's end adds, where seeds can be paired."""
+    found = difference_to(reference, group, "last")
+    if found is None or found.n < 2:
+        return ""
+    p = "" if math.isnan(found.p) else f" (p = {found.p:.2g})"
+    return f", with {100 * found.mean:+.2f} points at the end of the stream{p}"
 
 
 def _certainty(found: PairedDifference) -> str:
