@@ -4,9 +4,10 @@
     python benchmarks/step_cost.py --nets resnet18 --batch 32 --rounds 4
 
 Time is t_step / (evaluations * t_pass), where t_pass is a plain forward and backward pass right before and after it:
-1.00 means that a step costs its evaluations and nothing else. All candidates are interleaved in every round, one
-thread, CPU time, so that the ratio survives a noisy machine; read the quartiles. Calls, synchronisations and buffers
-are counted, not timed. Peers are left out if absent: `pip install pytorch-optimizer scipy tqdm` and
+1.00 means that a step costs its evaluations and nothing else. A second column divides by the time that the step itself
+spent in its evaluations: far less noise. All candidates are interleaved in every round, one thread, CPU time, so that
+the ratio survives a noisy machine; read the quartiles. Calls, synchronisations and buffers are counted, not timed.
+Peers are left out if absent: `pip install pytorch-optimizer scipy tqdm` and
 `pip install --no-deps infty`.
 """
 
@@ -176,16 +177,19 @@ class Running:
         self.model = build_net(bench.net)
         self.optimizer = candidate.make(self.model)
         self.evaluations = 0
+        self.inside = 0.0
         self.counter: Counter | None = None
 
     def closure(self) -> Tensor:
         self.evaluations += 1
+        started = time.process_time()
         if self.counter is not None:
             self.counter.enter_evaluation(self)
         loss = functional.cross_entropy(self.model(self.bench.images), self.bench.labels)
         loss.backward()
         if self.counter is not None:
             self.counter.leave_evaluation()
+        self.inside += time.process_time() - started
         return loss
 
     def step(self) -> None:
@@ -340,23 +344,26 @@ def measure(bench: Bench, chosen: list[Candidate], rounds: int) -> dict[str, dic
         running.step()
         running.step()
     ratios: dict[str, list[float]] = {candidate.name: [] for candidate in chosen}
+    shares: dict[str, list[float]] = {candidate.name: [] for candidate in chosen}
     for _ in range(rounds):
         for running in runners:
-            running.evaluations = 0
+            running.evaluations, running.inside = 0, 0.0
             before = _cpu_seconds(running.bare_pass)
             seconds = sum(_cpu_seconds(running.step) for _ in range(steps_per_round(running.candidate)))
             after = _cpu_seconds(running.bare_pass)
             ratios[running.candidate.name].append(seconds / (running.evaluations * (before + after) / 2))
-    quartiles = {}
-    for name, values in ratios.items():
-        ordered = sorted(values)
-        quartiles[name] = {
-            "median": statistics.median(ordered),
-            "q25": ordered[len(ordered) // 4],
-            "q75": ordered[(3 * len(ordered)) // 4],
-            "rounds": len(ordered),
-        }
-    return quartiles
+            shares[running.candidate.name].append(seconds / running.inside)
+    return {name: {**quartiles(ratios[name]), "inside": quartiles(shares[name])} for name in ratios}
+
+
+def quartiles(values: list[float]) -> dict[str, float]:
+    ordered = sorted(values)
+    return {
+        "median": statistics.median(ordered),
+        "q25": ordered[len(ordered) // 4],
+        "q75": ordered[(3 * len(ordered)) // 4],
+        "rounds": len(ordered),
+    }
 
 
 def _cpu_seconds(function: Callable[[], object]) -> float:
@@ -396,10 +403,13 @@ def print_table(net: str, counted: dict, timed: dict) -> None:
         print(f"{name:<32} {numbers} {row['buffers_in_pass']:>8.2f} {row['buffers_kept']:>5.2f}")
     for batch, ratios in timed.items():
         print(f"\n{net}, batch {batch}: time of a step over that of its evaluations, median (q25-q75)")
+        print(f"{'optimizer':<32} {'against bare passes':>21} {'against its own':>21}")
         for name, entry in ratios.items():
-            print(
-                f"{name:<32} {entry['median']:>6.3f} ({entry['q25']:.3f}-{entry['q75']:.3f}), {entry['rounds']} rounds"
-            )
+            print(f"{name:<32} {_spread(entry):>21} {_spread(entry['inside']):>21}, {entry['rounds']} rounds")
+
+
+def _spread(entry: dict[str, float]) -> str:
+    return f"{entry['median']:.3f} ({entry['q25']:.3f}-{entry['q75']:.3f})"
 
 
 if __name__ == "__main__":

@@ -114,7 +114,7 @@ class _Snapshot:
         self._copies: list[Tensor] = []
 
     def take(self, module: nn.Module) -> None:
-        self._slots = [(owner, *item) for owner in module.modules() for item in owner._buffers.items()]
+        self._slots = [(owner, *item) for owner in _buffer_owners(module) for item in owner._buffers.items()]
         buffers = [buffer for _, _, buffer in self._slots if buffer is not None]
         self._buffers = buffers
         if not _can_hold(self._copies, buffers):
@@ -128,6 +128,20 @@ class _Snapshot:
                 owner._buffers[name] = buffer
         if self._buffers:
             torch._foreach_copy_(self._buffers, self._copies)
+
+
+def _buffer_owners(module: nn.Module) -> list[nn.Module]:
+    """Return the modules that have buffers; ``modules()`` also makes up names, which is felt in every step."""
+    owners, seen, pending = [], {module}, [module]
+    while pending:
+        present = pending.pop()
+        if present._buffers:
+            owners.append(present)
+        for child in present._modules.values():
+            if child is not None and child not in seen:
+                seen.add(child)
+                pending.append(child)
+    return owners
 
 
 def _can_hold(copies: list[Tensor], buffers: list[Tensor]) -> bool:

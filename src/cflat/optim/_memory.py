@@ -54,12 +54,17 @@ class DirectionMemory:
         The result shares the memory's storage, so that in-place updates are remembered, and keeps its norm from one
         call to the next while the parameters stay the same.
         """
+        if self._is_last(params, like):
+            return self.recall_or_zero(params, like)
         covered = sum(p.numel() for p, t in zip(params, like.tensors, strict=True) if self._part(p, t) is not None)
         is_enough = covered >= _ENOUGH * sum(param.numel() for param in params)
         return self.recall_or_zero(params, like) if is_enough else None
 
     def recall_or_zero(self, params: Sequence[Tensor], like: Vector) -> Vector:
         """Return the remembered vector for ``params``, with zeros for what was never remembered."""
+        if self._last is not None and self._is_last(params, like):
+            self._last[1].group = like.group
+            return self._last[1]
         parts = [self._part(param, tensor) for param, tensor in zip(params, like.tensors, strict=True)]
         tensors = [
             torch.zeros_like(tensor) if part is None else part for part, tensor in zip(parts, like.tensors, strict=True)
@@ -100,6 +105,13 @@ class DirectionMemory:
 
     def _restore(self, params: list[Tensor], tensors: list[Tensor], norm: float | None) -> None:
         self.store(params, Vector(tensors, norm=norm, sharding=sharding_of(params)))
+
+    def _is_last(self, params: Sequence[Tensor], like: Vector) -> bool:
+        """Whether the last vector is for these parameters in these shapes: the usual case, worth a short way."""
+        if self._last is None or len(params) != len(self._last[0]):
+            return False
+        known = zip(params, self._last[0], like.tensors, self._last[1].tensors, strict=True)
+        return all(a is b and one.shape == other.shape for a, b, one, other in known)
 
     def _part(self, param: Tensor, like: Tensor) -> Tensor | None:
         part = self._tensors.get(param)

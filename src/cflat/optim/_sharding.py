@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
+from torch.nn import Parameter
 
 __all__ = ["Sharding", "is_sharded", "like_parameter", "local_part", "sharding_of"]
 
@@ -40,7 +41,8 @@ def sharding_of(params: Sequence[Tensor]) -> Sharding | None:
 
 def is_sharded(tensor: Tensor) -> bool:
     """Return whether this is a DTensor, without importing its module for those who have none."""
-    return hasattr(tensor, "device_mesh")
+    kind = type(tensor)
+    return kind is not Parameter and kind is not Tensor and hasattr(tensor, "device_mesh")
 
 
 def local_part(tensor: Tensor, param: Tensor) -> Tensor:

@@ -106,6 +106,9 @@ def _take_gradient(param: Tensor) -> Tensor:
     gradient = param.grad
     if gradient is None:
         return torch.zeros_like(data_of(param))
+    is_usual = type(gradient) is Tensor and gradient.layout is torch.strided and not gradient.is_complex()
+    if is_usual and not gradient._is_view() and not gradient.requires_grad:  # nearly all: no more calls than these
+        return gradient
     # A view (DDP's gradient buckets) is refilled by the next backward pass, so it cannot be kept as it is.
     if gradient._is_view():
         gradient = gradient.clone()
