@@ -104,11 +104,12 @@ def ratio(seconds: dict[str, list[float]], name: str, reference: str) -> float:
     return statistics.median(a / b for a, b in zip(seconds[name], seconds[reference], strict=True))
 
 
-def measure_steps(rounds: int) -> dict[str, object]:
+def measure_steps(rounds: int, names: list[str]) -> dict[str, object]:
     print(f"\nC-Flat step over plain step, ViT-Tiny {IMAGE_SIZE} px, batch {BATCH}")
     print(f"{'method (task)':<18} {'constants once':>15} {'in every evaluation':>20}")
     results = {}
-    for name, task_index in STEPS.items():
+    for name in names:
+        task_index = STEPS[name]
         method, task = method_at(name, task_index)
         seconds = interleaved(steppers(method, task), rounds)
         row = {"task": task_index, "rounds": rounds, "cached": ratio(seconds, "c_flat", "plain")}
@@ -177,6 +178,7 @@ def measure_ease(rounds: int, num_sets: int = 10) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sections", nargs="+", default=["steps", "duct", "ridge", "ease"])
+    parser.add_argument("--methods", nargs="+", choices=list(STEPS), default=list(STEPS), help="for the section steps")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--ridge-dim", type=int, default=10_000)
     parser.add_argument("--ridge-images", type=int, default=5_000)
@@ -185,7 +187,7 @@ def main() -> None:
     logging.getLogger("cflat.nn.backbone").setLevel(logging.ERROR)  # random weights are meant
     torch.set_num_threads(1)
     sections = {
-        "steps": lambda: measure_steps(arguments.rounds),
+        "steps": lambda: measure_steps(arguments.rounds, arguments.methods),
         "duct": lambda: measure_duct(arguments.rounds),
         "ridge": lambda: measure_ridge(arguments.ridge_dim, arguments.ridge_images),
         "ease": lambda: measure_ease(arguments.rounds),
