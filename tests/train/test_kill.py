@@ -36,10 +36,7 @@ def checkpoints(folder):
 @pytest.mark.parametrize("method", ["icarl", "memo"])
 def test_twenty_kills_leave_no_trace(method, tmp_path):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    process = start(method, whole)
-    _, errors = process.communicate()
-    assert process.returncode == 0, errors.decode()
-
+    finish(method, whole)
     chooser = random.Random(method)
     kills = 0
     while kills < NUM_KILLS:
@@ -53,10 +50,45 @@ def test_twenty_kills_leave_no_trace(method, tmp_path):
         process.communicate()
         assert is_alive, f"the run ended after {kills} kills; make it longer"
         kills += 1
-    process = start(method, broken)
+    finish(method, broken)
+    assert_same_run(whole, broken)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["ease", "ranpac"])
+def test_killed_in_the_middle_of_later_tasks(method, tmp_path):
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    finish(method, whole)
+    chooser = random.Random(method)
+    for num_done in (1, 2, 3):  # RanPAC takes no step after the first task: it dies while it gathers its statistics
+        process = start(method, broken)
+        while process.poll() is None and num_finished_tasks(broken) < num_done:
+            time.sleep(0.005)
+        seen = checkpoints(broken)[-1:]
+        while method == "ease" and process.poll() is None and checkpoints(broken)[-1:] == seen:
+            time.sleep(0.005)  # until a step of the next task is behind it
+        time.sleep(chooser.uniform(0, 0.05))
+        is_alive = process.poll() is None
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        assert is_alive, f"the run ended before it could be killed after {num_done} tasks; make it longer"
+        assert num_finished_tasks(broken) < num_finished_tasks(whole)
+    finish(method, broken)
+    assert_same_run(whole, broken)
+
+
+def num_finished_tasks(folder):
+    file = folder / "metrics.jsonl"
+    return file.read_text().count('"event": "task"') if file.exists() else 0
+
+
+def finish(method, folder):
+    process = start(method, folder)
     _, errors = process.communicate()
     assert process.returncode == 0, errors.decode()
 
+
+def assert_same_run(whole, broken):
     expected, got = (json.loads((folder / "summary.json").read_text()) for folder in (whole, broken))
     for key in ("avg", "last", "forgetting", "accuracy_matrix", "stage_accuracy", "evaluations_per_step"):
         assert got[key] == expected[key], key
