@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from cflat.train.evaluate import Extractor, count_correct
 from cflat.train.meters import CostMeter, StopWatch, count_flops
 from cflat.train.objective import Objective
 from cflat.train.observer import Observer, StepEvent
+from cflat.train.records import epoch_record, task_record
 from cflat.train.runtime import Runtime, seed_everything
 from cflat.train.schedules import lr_factor, make_base, set_lr
 from cflat.train.settings import BaseSettings, TrainSettings
@@ -220,7 +221,8 @@ class _Run:
                 self.position = replace(self.position, task=task.index, epoch=epoch, step=step + 1)
                 self._save_if_due(optimizer, objective, loss_sum, flops)
                 watch.lap()
-            self._end_epoch(task, phase, epoch, optimizer, float(loss_sum) / len(loader.images))
+            mean_loss = float(loss_sum) / len(loader.images)
+            self.observer.on_epoch(epoch_record(task.index, phase.name, epoch, mean_loss, optimizer))
             loss_sum.zero_()
             self.position = replace(self.position, epoch=epoch + 1, step=0)
         self.meter.add_phase(optimizer.telemetry, *flops)
@@ -238,7 +240,8 @@ class _Run:
         for name, correct in counts.items():
             self.accuracy[name] = self.accuracy[name].with_stage(correct)
         self.position, self.is_grown = _Position(task.index + 1), False
-        self.observer.on_task_end(self._task_record(task, time.perf_counter() - started))
+        seconds = time.perf_counter() - started
+        self.observer.on_task_end(task_record(task, self.accuracy, self.meter.summary(), seconds))
         self._save(None, None, None, (0.0, 0.0))
 
     # -- parts of a phase ---------------------------------------------------------------------------------------
@@ -294,38 +297,6 @@ class _Run:
         self.method.network.zero_grad()
         self.method.set_train_mode()
         return per_step, per_evaluation
-
-    def _end_epoch(self, task: Task, phase: Phase, epoch: int, optimizer: SharpnessAware, loss: float) -> None:
-        counters = optimizer.telemetry
-        record = {
-            "event": "epoch",
-            "task": task.index,
-            "phase": phase.name,
-            "epoch": epoch,
-            "loss": loss,
-            "lr": optimizer.param_groups[0]["lr"],
-            "steps": counters.steps,
-            "evaluations": counters.evaluations,
-            "sharpness": asdict(counters.sharpness),
-            "flatness": asdict(counters.flatness),
-            "cache_age": dict(counters.cache_age),
-            "nonfinite": counters.nonfinite,
-            "last": dict(counters.last),
-        }
-        self.observer.on_epoch(record)
-
-    def _task_record(self, task: Task, evaluation_seconds: float) -> dict[str, Any]:
-        record: dict[str, Any] = {"event": "task", "task": task.index, "name": task.name}
-        for name, matrix in self.accuracy.items():
-            record[name] = {
-                "stage_accuracy": float(matrix.stage_accuracy[-1]),
-                "per_task": [float(value) for value in matrix.per_task],
-            }
-        cost = self.meter.summary()
-        record["images_per_second"] = cost["images_per_second"]
-        record["evaluations_per_step"] = cost["evaluations_per_step"]
-        record["evaluation_seconds"] = evaluation_seconds
-        return record
 
     def _seed(self, part: int, *key: int) -> None:
         seed_everything(self.seed, part, *key)
