@@ -113,3 +113,11 @@ def test_any_number_of_panels_stays_inside_the_figure(num_panels: int, columns: 
         for axis in "xy":
             low, high = layout[f"{axis}axis{number if number > 1 else ''}"]["domain"]
             assert 0 <= low < high <= 1
+
+
+@pytest.mark.parametrize(("count", "step"), [(4, 1), (11, 1), (40, None)])
+def test_an_axis_that_counts_names_whole_numbers_once(count, step):
+    panel = Panel("", "tasks", "y", [Curve("a", list(range(1, count + 1)), [0.5] * count)])
+    axis = plot(FigureData("f", "", [panel]))["layout"]["xaxis"]
+    assert axis["tickformat"] == "d"
+    assert axis.get("dtick") == step

@@ -34,6 +34,9 @@ COLUMN_GAPS = 0.2
 COLOR_BAR_GAP = 0.04
 MODES = {"line": "lines", "dashed": "lines", "steps": "lines", "points": "markers", "line+points": "lines+markers"}
 
+MAX_TICKS = 10
+"""An axis that counts up to this many things names each of them."""
+
 
 def plot(figure: FigureData, colors: Mapping[str, str] | None = None, num_columns: int | None = None) -> dict[str, Any]:
     """Return ``{"data": [...], "layout": {...}}`` for plotly, panels as subplots.
@@ -117,7 +120,7 @@ def _axes(panel: Panel, axis: str, place: Place) -> dict[str, Any]:
     up["title"] = {"text": _safe(panel.y_label), "standoff": 8, "font": {"size": 13}}
     if counts_whole(panel):
         across["tickformat"] = "d"
-        across["nticks"] = 8
+        across |= {"dtick": 1} if _reach(panel) <= MAX_TICKS else {"nticks": 8}  # halves would be labelled as wholes
     if any(isinstance(mark, Bars) for mark in panel.marks):
         across["type"] = "category"
         up["rangemode"] = "tozero"
@@ -128,6 +131,11 @@ def _axes(panel: Panel, axis: str, place: Place) -> dict[str, Any]:
         bar = ((place[0][0], place[0][1] - COLOR_BAR_GAP), place[1])
         return {f"xaxis{axis}": across, f"yaxis{axis}": up, f"coloraxis{axis}": _color_axis(heatmap, panel, bar)}
     return {f"xaxis{axis}": across, f"yaxis{axis}": up}
+
+
+def _reach(panel: Panel) -> float:
+    values = [x for mark in panel.marks if isinstance(mark, Curve) for x in mark.x]
+    return max(values) - min(values)
 
 
 def _axis_type(labels: Sequence[str | float]) -> str:
