@@ -2,8 +2,8 @@
 
     python examples/custom_optimizer.py
 
-ExtraSAM looks two ascent steps ahead. Each ``yield``, bare or with a name for observers, is one evaluation at the present weights;
-restoring, buffers, random numbers, Inf and NaN, several ranks and checkpoints are not your problem.
+ExtraSAM looks two ascent steps ahead. Each ``yield``, bare or with a name for observers, is one evaluation at the
+present weights; restoring, buffers, random numbers, Inf and NaN, several ranks and checkpoints are not your problem.
 """
 
 import torch
