@@ -1,4 +1,4 @@
-"""What methods with adapters share: their settings, and a frozen ViT with one set of adapters and a cosine head."""
+"""What methods with adapters share: settings, a frozen ViT with one set of adapters and a cosine head, its training."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
+from cflat.data import Batch, Task
+from cflat.methods._base import Loss, Method, Phase, StreamInfo
 from cflat.nn.adapters import AdapterSet
 from cflat.nn.backbone import Backbone
 from cflat.nn.heads import CosineHead
 from cflat.nn.surgery import freeze
 from cflat.nn.vit import attend, embed, mix, num_read, pool, run_blocks, vit_of
 
-__all__ = ["AdaptedClassifier", "AdapterConfig"]
+__all__ = ["AdaptedClassifier", "AdapterConfig", "FirstTaskAdapted"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,3 +67,37 @@ class AdaptedClassifier(nn.Module):
         """Return logits (B, num_classes)."""
         logits: Tensor = self.head(self.features(images, stem))
         return logits
+
+
+class FirstTaskAdapted(Method):
+    """Train adapters in the first task and never again; subclasses classify by the features.
+
+    Args:
+        config: Settings of the adapters.
+        backbone: A ViT; it is frozen in place.
+        info: What is known of the stream.
+    """
+
+    network: AdaptedClassifier
+
+    def __init__(self, config: AdapterConfig, backbone: Backbone, info: StreamInfo) -> None:
+        super().__init__(info)
+        self.network = AdaptedClassifier(backbone, config.make_adapters(backbone))
+
+    def grow(self, task: Task) -> None:
+        """Give the first task its head."""
+        if task.index == 0:
+            self.network.head.grow(task.num_classes)
+
+    def phases(self, task: Task) -> tuple[Phase, ...]:
+        """Return one phase for the first task, none for later ones."""
+        return (Phase(),) if task.index == 0 else ()
+
+    def prepare(self, batch: Batch) -> Batch:
+        """Add the part of the forward pass that no adapter changes."""
+        return batch.with_(stem=self.network.stem(batch.images))
+
+    def loss(self, model: nn.Module, batch: Batch) -> Loss:
+        """Classify among the classes of the first task."""
+        logits = model(batch.images, batch.extras.get("stem"))
+        return Loss({"classify": functional.cross_entropy(logits, batch.labels)})

@@ -9,12 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import Tensor
 
 from cflat.data import Batch, Task
-from cflat.methods._adapted import AdaptedClassifier, AdapterConfig
-from cflat.methods._base import Extract, Loss, Method, Phase, StreamInfo
+from cflat.methods._adapted import AdapterConfig, FirstTaskAdapted
+from cflat.methods._base import Extract, StreamInfo
 from cflat.methods._catalog import register_method
 from cflat.nn.adapters import forward_adapters
 from cflat.nn.backbone import Backbone
@@ -39,36 +38,19 @@ class APERConfig(AdapterConfig):
     is_pretrained=True,
     paper="Revisiting Class-Incremental Learning with Pre-Trained Models (2023)",
 )
-class APER(Method):
+class APER(FirstTaskAdapted):
     """Join what pretraining knows with what the first task taught."""
 
-    network: AdaptedClassifier
-
     def __init__(self, config: APERConfig, backbone: Backbone, info: StreamInfo) -> None:
-        super().__init__(info)
+        super().__init__(config, backbone, info)
         self.config = config
-        self.network = AdaptedClassifier(backbone, config.make_adapters(backbone))
         self.plain = freeze(config.make_adapters(backbone))  # adds nothing: the plain network in a batched pass
         self.means = NearestMeanHead(2 * backbone.feature_dim)
 
     def grow(self, task: Task) -> None:
         """Make room for the means of the new classes; the head belongs to the first task."""
-        if task.index == 0:
-            self.network.head.grow(task.num_classes)
+        super().grow(task)
         self.means.grow(task.classes.stop - self.means.num_classes)
-
-    def phases(self, task: Task) -> tuple[Phase, ...]:
-        """Return one phase for the first task, none for later ones."""
-        return (Phase(),) if task.index == 0 else ()
-
-    def prepare(self, batch: Batch) -> Batch:
-        """Add the part of the forward pass that no adapter changes."""
-        return batch.with_(stem=self.network.stem(batch.images))
-
-    def loss(self, model: nn.Module, batch: Batch) -> Loss:
-        """Classify among the classes of the first task."""
-        logits = model(batch.images, batch.extras.get("stem"))
-        return Loss({"classify": functional.cross_entropy(logits, batch.labels)})
 
     def finish_task(self, task: Task, extract: Extract) -> None:
         """Take the task's features into the class means."""

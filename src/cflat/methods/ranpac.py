@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import Tensor
 
 from cflat.data import Batch, Task
-from cflat.methods._adapted import AdaptedClassifier, AdapterConfig
-from cflat.methods._base import Extract, Loss, Method, Phase, StreamInfo
+from cflat.methods._adapted import AdapterConfig, FirstTaskAdapted
+from cflat.methods._base import Extract, Phase, StreamInfo
 from cflat.methods._catalog import register_method
 from cflat.nn.backbone import Backbone
 from cflat.nn.ridge import RidgeHead
@@ -54,35 +53,22 @@ class RanPACConfig(AdapterConfig):
     is_pretrained=True,
     paper="RanPAC: Random Projections and Pre-trained Models for Continual Learning (2023)",
 )
-class RanPAC(Method):
+class RanPAC(FirstTaskAdapted):
     """Solve all tasks at once from sums: order and number of tasks leave no trace but through the adapters."""
 
-    network: AdaptedClassifier
-
     def __init__(self, config: RanPACConfig, backbone: Backbone, info: StreamInfo) -> None:
-        super().__init__(info)
+        super().__init__(config, backbone, info)
         self.config = config
-        self.network = AdaptedClassifier(backbone, config.make_adapters(backbone))
         self.ridge = config.make_head(backbone.feature_dim)
 
     def grow(self, task: Task) -> None:
         """Make room for the new classes; the head belongs to the first task."""
-        if task.index == 0:
-            self.network.head.grow(task.num_classes)
+        super().grow(task)
         self.ridge.grow(task.classes.stop - self.ridge.num_classes)
 
     def phases(self, task: Task) -> tuple[Phase, ...]:
-        """Return one phase for the first task, none for later ones."""
-        return (Phase(),) if task.index == 0 and self.config.adapt else ()
-
-    def prepare(self, batch: Batch) -> Batch:
-        """Add the part of the forward pass that no adapter changes."""
-        return batch.with_(stem=self.network.stem(batch.images))
-
-    def loss(self, model: nn.Module, batch: Batch) -> Loss:
-        """Classify among the classes of the first task."""
-        logits = model(batch.images, batch.extras.get("stem"))
-        return Loss({"classify": functional.cross_entropy(logits, batch.labels)})
+        """Return one phase for the first task, none for later ones or without adaptation."""
+        return super().phases(task) if self.config.adapt else ()
 
     def finish_task(self, task: Task, extract: Extract) -> None:
         """Choose the ridge on the task's features, add them to the sums, and solve for all classes."""
