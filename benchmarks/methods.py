@@ -183,7 +183,10 @@ def main() -> None:
     parser.add_argument("--ridge-dim", type=int, default=10_000)
     parser.add_argument("--ridge-images", type=int, default=5_000)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--image-size", type=int, default=IMAGE_SIZE)
+    parser.add_argument("--batch", type=int, default=BATCH)
     arguments = parser.parse_args()
+    globals().update(IMAGE_SIZE=arguments.image_size, BATCH=arguments.batch)
     logging.getLogger("cflat.nn.backbone").setLevel(logging.ERROR)  # random weights are meant
     torch.set_num_threads(1)
     sections = {
