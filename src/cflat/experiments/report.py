@@ -184,8 +184,9 @@ def _cost(groups: Sequence[Group]) -> Section | None:
     if not done:
         return None
     text = (
-        "An evaluation is one forward and backward pass. Memory is the peak of the process: on a processor without "
-        "GPU, runs that shared a process share their peak."
+        "An evaluation is one forward and backward pass; it is counted. Images per second are wall time: compare them "
+        "only between runs on a machine that was equally busy. Memory is the peak of the process: on a processor "
+        "without GPU, runs that shared a process share their peak."
     )
     return Section("cost", "Cost", text, tables=(cost_table(done),))
 
