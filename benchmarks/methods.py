@@ -142,7 +142,7 @@ def measure_ridge(dim: int, num: int) -> dict[str, float]:
     targets = torch.eye(CLASSES_PER_TASK)[torch.randint(0, CLASSES_PER_TASK, (num,), generator=generator)]
     fit = int(0.8 * num)
     start = time.process_time()
-    ridge_errors(hidden[:fit], targets[:fit], hidden[fit:], targets[fit:])
+    ridge_errors(hidden[:fit], targets[:fit], hidden[fit:], targets[fit:], RIDGES)
     ours = time.process_time() - start
     start = time.process_time()
     gram, cross = hidden[:fit].T @ hidden[:fit], hidden[:fit].T @ targets[:fit]

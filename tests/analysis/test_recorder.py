@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import cflat
-from cflat.analysis.recorder import RATIO_EDGES, GradientRecorder, derived_vectors, ratio_histogram
+from cflat.analysis.recorder import MAX_RATIOS, RATIO_EDGES, GradientRecorder, derived_vectors, ratio_histogram
 from cflat.analysis.shadow import Shadow
 
 RHO, RHO_FD = 0.1, 0.05
@@ -110,6 +110,15 @@ def test_ratio_histogram_counts_every_corrected_coordinate():
     assert counts[0] == 1  # log 1e-9 = -20.7 lies before the first
     place = int(torch.bucketize(torch.tensor(0.0), RATIO_EDGES, right=True)) - 1
     assert counts[place] == 1  # log |1 / 1|
+
+
+def test_ratios_of_a_large_model_are_counted_in_a_sample_of_the_same_shape():
+    generator = torch.Generator().manual_seed(0)
+    m, n = torch.randn(2, 3 * MAX_RATIOS, generator=generator)
+    sample = ratio_histogram(m, n)
+    assert int(sample.sum()) == MAX_RATIOS
+    whole = sum(ratio_histogram(*pair) for pair in zip(m.chunk(3), n.chunk(3), strict=True))
+    assert float((sample / sample.sum() - whole / whole.sum()).abs().max()) < 1e-3
 
 
 @pytest.mark.parametrize("name", ["c_flat", "c_flat_turbo", "sam", "none"])

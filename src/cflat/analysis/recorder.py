@@ -26,6 +26,7 @@ DRIFTING = ("g", "g_s - g", "g_0", "g_f", "g_vs", "g_vf")
 """The vectors that are compared with what they were some steps earlier."""
 RATIO_EDGES = torch.linspace(-16.0, 8.0, 97)
 """Bins of log |m / n|; what lies outside is counted in the first and the last."""
+MAX_RATIOS = 2**20
 _RATIOS = {"g_s - g, g": ("g_s - g", "g"), "g_f, g_s": ("g_f", "g_s")}
 _ANGLES = {"g_s, g": ("g_s", "g"), "g_0, g": ("g_0", "g"), "g_f, g_s": ("g_f", "g_s"), "g_f, g_0": ("g_f", "g_0")}
 
@@ -214,7 +215,12 @@ def derived_vectors(seen: dict[str, Tensor], rho: float, rho_fd: float | None = 
 
 
 def ratio_histogram(m: Tensor, n: Tensor) -> Tensor:
-    """Count the gradient correction ratios log |m / (n + 1e-12)|, coordinate by coordinate, in `RATIO_EDGES`."""
+    """Count the gradient correction ratios log |m / (n + 1e-12)|, coordinate by coordinate, in `RATIO_EDGES`.
+
+    Of more than a million coordinates every n-th is counted: the shape of a distribution needs no more.
+    """
+    step = math.ceil(len(m) / MAX_RATIOS)
+    m, n = m[::step], n[::step]
     ratios = (m / (n + EPS)).abs_().log_().clamp_(float(RATIO_EDGES[0]), float(RATIO_EDGES[-1]))
     ratios = ratios[m != 0]  # coordinates without a correction say nothing about its size
     low, high = float(RATIO_EDGES[0]), float(RATIO_EDGES[-1])
