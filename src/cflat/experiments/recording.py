@@ -103,10 +103,10 @@ class Recording(Observer):
             grid = [REACH * (index - 5) / 5 for index in range(11)]
             axes = (random_direction(params, seed=0), random_direction(params, seed=1))
             found["plane"] = asdict(plane(loss, params, axes, grid, grid, model=network))
-            found["spectrum"] = asdict(spectrum_density(loss, params, probes=2, steps=24, points=301, model=network))
-            top = top_eigenvalues(loss, params, 3, tolerance=1e-2, max_products=40, model=network)
+            found["spectrum"] = asdict(spectrum_density(loss, params, probes=2, steps=16, points=301, model=network))
+            top = top_eigenvalues(loss, params, 3, tolerance=1e-2, max_products=24, model=network)
             found["eigenvalues"] = {"values": top.values, "residuals": top.residuals}
-            found["trace"] = asdict(trace(loss, params, samples=8, model=network))
+            found["trace"] = asdict(trace(loss, params, samples=4, model=network))
 
     def _survey_connection(self, loss: Callable[[], Tensor], task: int, names: dict[str, nn.Parameter]) -> None:
         """Walk from where the task before has ended, in the parameters that both have trained."""
