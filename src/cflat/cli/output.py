@@ -7,6 +7,7 @@ import math
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from rich.console import Console
@@ -26,6 +27,7 @@ __all__ = [
     "tell_stopping",
 ]
 
+STANDARD_ERROR = 2
 PLAIN_WIDTH = 200
 """Columns for output into a file or pipe: tables are not folded there."""
 
@@ -42,8 +44,13 @@ def note(text: str) -> None:
 
 
 def tell_stopping() -> None:
-    """Answer the first Ctrl-C."""
-    note("Stopping after this step; press Ctrl-C again to end at once.")
+    """Answer the first Ctrl-C.
+
+    Called by a signal handler, which may have interrupted somebody who is printing: Python's files refuse to be entered
+    twice, so this writes to the descriptor itself.
+    """
+    with suppress(OSError):
+        os.write(STANDARD_ERROR, b"Stopping after this step; press Ctrl-C again to end at once.\n")
 
 
 def is_main_process() -> bool:
