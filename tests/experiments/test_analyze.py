@@ -11,8 +11,9 @@ import pytest
 from cflat._errors import ConfigError, DataError
 from cflat.cli.main import run_app
 from cflat.experiments.analyze import analyze, plan_variants
+from cflat.experiments.choices import parse_optimizer
 from cflat.experiments.config import RunConfig
-from cflat.experiments.presets import resolve_config
+from cflat.experiments.presets import radius_of, resolve_config
 from cflat.experiments.probe import probe_run
 from cflat.experiments.recording import Recording, check_watchable
 from cflat.experiments.run import run
@@ -43,7 +44,7 @@ def make_config(optimizer: str = "c_flat_turbo", method: str = "icarl", **train:
             "optimizer": optimizer,
             "stream": {"initial": 4, "increment": 3, "max_tasks": 2},
             "train": {"epochs": 2, "batch_size": 8, **train},
-            "backbone": {"name": "vit_smoke" if method == "ease" else "small_cnn"},
+            "backbone": {"name": "vit_smoke" if method in ("ease", "ranpac") else "small_cnn"},
         }
     )
 
@@ -106,6 +107,12 @@ def test_all_figures_are_made_once_and_read_back(tmp_path: Path):
     assert [name for name, _, _ in told[9:]] == ["none"]
 
 
+def test_a_method_that_trains_in_its_first_task_alone_has_no_last_landscape(tmp_path: Path):
+    config = make_config("none", "ranpac")
+    figures = analyze(config, tmp_path, every=2, formats=[])
+    assert {figure.name for figure in figures} == FIGURES - {"planes", "spectra", "connectivity"}
+
+
 def test_variants_keep_everything_but_the_optimizer():
     config = make_config("sam")
     variants = plan_variants(config, seeds=[7])
@@ -116,6 +123,25 @@ def test_variants_keep_everything_but_the_optimizer():
         assert variant.config.optimizer.keywords().get("rho", 0.1) == config.optimizer.keywords()["rho"]
     assert len({variant.name for variant in variants}) == len(variants)
     assert len([variant for variant in variants if variant.config.seed == 7]) == 9
+
+
+@pytest.mark.parametrize("schedule", [True, False])
+def test_every_point_of_a_figure_has_a_run_and_all_are_watched_at_one_radius(schedule: bool):
+    base = make_config()
+    own = parse_optimizer({"name": "c_flat_turbo", "rho": 0.3, "k": 7, "schedule": schedule})
+    config = replace(base, optimizer=own)
+    turbo = [v.config.optimizer.keywords() for v in plan_variants(config) if v.config.optimizer.name == own.name]
+    for change in (
+        {"k": 2},
+        {"k": 5},
+        {"k": 10},
+        {"beta": 0.4},
+        *({"k": k, "schedule": s} for k in (5, 10) for s in (True, False)),
+    ):
+        assert {**own.keywords(), **change} in turbo, change
+    assert radius_of(config) == 0.3
+    assert radius_of(replace(base, optimizer=parse_optimizer({"name": "none"}))) == 0.1  # iCaRL's
+    assert radius_of(replace(base, optimizer=parse_optimizer({"name": "asam", "rho": 2.0}))) == 0.1
 
 
 @pytest.mark.parametrize(
@@ -175,6 +201,8 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
         (["analyze", "one", "two"], "Name one run directory"),
         (["analyze", "one", "--method", "icarl"], "Name one run directory"),
         (["analyze", "--method", "icarl", "--data", "digits", "--seeds", "x"], "--seeds must be whole numbers"),
+        (["analyze", "--method", "icarl", "--data", "digits", "--formats", "gif"], "Unknown format 'gif'"),
+        (["analyze", "--method", "simplecil", "--data", "digits", "--preset", "smoke"], "takes no step"),
         (["probe", "--method", "icarl", "--data", "digits", "--radii", "a"], "--radii must be numbers above 0"),
         (["probe", "--method", "icarl", "--data", "digits", "--radii", "0.1,-1"], "--radii must be numbers above 0"),
         (["probe", "--method", "simplecil", "--data", "digits", "--preset", "smoke"], "no step to probe"),

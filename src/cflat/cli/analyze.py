@@ -60,8 +60,8 @@ def command(
     json: Json = False,
 ) -> None:
     """Watch gradients and landscapes of a run, vary its optimizer, and draw all figures into DIR/analysis."""
-    keys = [word for word in overrides or [] if "=" in word]
-    folders = [word for word in overrides or [] if "=" not in word]
+    folders = [word for word in overrides or [] if "=" not in word or Path(word).is_dir()]
+    keys = [word for word in overrides or [] if word not in folders]
     layer = chosen_layer(
         config,
         keys,
@@ -102,7 +102,7 @@ def _subject(folders: list[str], layer: dict[str, object], out: Path | None) -> 
 def _analyze(
     config: RunConfig, folder: Path, every: int, seeds: list[int], formats: list[str], is_silent: bool
 ) -> list[FigureData]:
-    from cflat.experiments.analyze import analyze
+    from cflat.experiments.analyze import analyze, check_request
     from cflat.experiments.interrupts import StopRequest
     from cflat.experiments.results import RunFolder
     from cflat.experiments.run import run
@@ -112,6 +112,7 @@ def _analyze(
         if not is_silent:
             note(f"[{index + 1}/{total}] training {variant.name}{', watched' if variant.is_recorded else ''}")
 
+    check_request(config, formats)
     stop, own = StopRequest(tell_stopping), RunFolder(folder)
     try:
         with stop:

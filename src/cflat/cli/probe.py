@@ -59,7 +59,7 @@ def command(
 ) -> None:
     """Compare the updates of the optimizers with the plain gradient and with exact C-Flat, over a grid of radii."""
     from cflat.experiments.interrupts import StopRequest
-    from cflat.experiments.presets import resolve_config
+    from cflat.experiments.presets import radius_of, resolve_config
     from cflat.experiments.probe import probe_run
 
     layer = chosen_layer(
@@ -74,7 +74,7 @@ def command(
         seed=seed,
     )
     resolved = resolve_config(layer)
-    grid = _radii(radii, float(resolved.optimizer.keywords()["rho"]))
+    grid = _radii(radii, radius_of(resolved))
     folder = out or Path("runs") / safe_name("probe", resolved.method.name, resolved.data.name)
     told = 0
 

@@ -17,9 +17,10 @@ from cflat._errors import ConfigError, DataError
 from cflat._files import plain_values, write_atomic
 from cflat.experiments.choices import parse_optimizer
 from cflat.experiments.config import RunConfig
+from cflat.experiments.groups import title_of
+from cflat.experiments.presets import radius_of
 from cflat.experiments.recording import Recording, check_watchable
 from cflat.experiments.run import run
-from cflat.experiments.tables import RHO, USUAL_RHO
 from cflat.figures.gradients import (
     GradientHistory,
     correction_ratios,
@@ -33,7 +34,7 @@ from cflat.figures.model import FigureData
 from cflat.figures.runs import StrategyPoint, SweepPoint, scheduler_comparison, sensitivity
 from cflat.figures.static import save
 
-__all__ = ["FORMATS", "Variant", "analyze", "plan_variants"]
+__all__ = ["FORMATS", "Variant", "analyze", "check_request", "plan_variants"]
 
 RECORDED = ("none", "c_flat", "c_flat_turbo")
 INTERVALS = (2, 5, 10)
@@ -41,7 +42,6 @@ SCHEDULED = INTERVALS[1:]
 """Intervals at which a constant and a growing k are compared: growth matters little to short ones."""
 BETAS = (0.4, 0.8, 1.2)
 FORMATS = ("svg", "pdf", "png")
-TITLES = {"none": "plain", "c_flat": "C-Flat", "c_flat_turbo": "C-Flat Turbo"}
 
 
 @dataclass(frozen=True)
@@ -80,22 +80,24 @@ def analyze(
         ConfigError: If the run cannot be watched.
         DataError: If the folder is not usable.
     """
-    check_watchable(config.runtime)
-    for name in formats:
-        if name not in FORMATS:
-            raise ConfigError(f"Unknown format {name!r}. Known: {', '.join(FORMATS)}.")
-    variants = plan_variants(config, seeds)
+    check_request(config, formats)
+    variants, rho = plan_variants(config, seeds), radius_of(config)
     results: dict[str, dict[str, Any]] = {}
     for index, variant in enumerate(variants):
         file = out / "data" / f"{variant.name}.json"
-        values = _load(file, variant, every)
+        values = _load(file, variant, rho, every)
         if values is None:
             tell(variant, index, len(variants))
-            values = _make(variant, every, should_stop)
+            values = _make(variant, rho, every, should_stop)
             file.parent.mkdir(parents=True, exist_ok=True)
             write_atomic(file, json.dumps(plain_values(values), allow_nan=False) + "\n")
-            values = _load(file, variant, every)
+            values = _load(file, variant, rho, every)
         assert values is not None
+        if variant.is_recorded and not values["recording"]["history"]["records"]:
+            raise ConfigError(
+                f"{config.method.name} takes no step that could be watched: choose a method that is trained by "
+                f"gradients, or a smaller --every than {every}."
+            )
         results[variant.name] = values
     figures = _figures(config, variants, results)
     for figure in figures:
@@ -105,10 +107,22 @@ def analyze(
     return figures
 
 
+def check_request(config: RunConfig, formats: Sequence[str]) -> None:
+    """Refuse what cannot be done before anything is trained.
+
+    Raises:
+        ConfigError: If the run cannot be watched, or a format is unknown.
+    """
+    check_watchable(config.runtime)
+    for name in formats:
+        if name not in FORMATS:
+            raise ConfigError(f"Unknown format {name!r}. Known: {', '.join(FORMATS)}.")
+
+
 def plan_variants(config: RunConfig, seeds: Sequence[int] = ()) -> list[Variant]:
     """Return the run itself, what it is compared with, and the grid around C-Flat Turbo."""
     own = config.optimizer.name
-    rho = config.optimizer.keywords().get("rho", RHO.get(config.method.name, USUAL_RHO))
+    rho = radius_of(config)
     turbo = config.optimizer.keywords() if own == "c_flat_turbo" else {"rho": rho}
     settings = {"none": {}, "c_flat": {"rho": rho}, "c_flat_turbo": turbo, own: config.optimizer.keywords()}
     variants = [
@@ -116,8 +130,8 @@ def plan_variants(config: RunConfig, seeds: Sequence[int] = ()) -> list[Variant]
         for name in dict.fromkeys((own, *RECORDED))
     ]
     known = [variant.config for variant in variants]
-    changes: list[dict[str, Any]] = [{"k": k, "schedule": True} for k in INTERVALS]
-    changes += [{"k": k, "schedule": False} for k in SCHEDULED]
+    changes: list[dict[str, Any]] = [{"k": k} for k in INTERVALS]
+    changes += [{"k": k, "schedule": growing} for growing in (True, False) for k in SCHEDULED]
     changes += [{"beta": beta} for beta in BETAS]
     for seed in dict.fromkeys((config.seed, *seeds)):
         for change in changes:
@@ -138,20 +152,19 @@ def _with(config: RunConfig, name: str, **settings: Any) -> RunConfig:
     return replace(config, optimizer=parse_optimizer({"name": name, **settings}))
 
 
-def _make(variant: Variant, every: int, should_stop: Callable[[], bool]) -> dict[str, Any]:
-    rho = variant.config.optimizer.keywords().get("rho", RHO.get(variant.config.method.name, USUAL_RHO))
-    recording = Recording(float(rho), every) if variant.is_recorded else None
+def _make(variant: Variant, rho: float, every: int, should_stop: Callable[[], bool]) -> dict[str, Any]:
+    recording = Recording(rho, every) if variant.is_recorded else None
     observers = [] if recording is None else [recording]
     summary = run(variant.config, observers=observers, should_stop=should_stop)
     return {
         "config": variant.config.to_dict(),
-        "every": every if recording is not None else None,
+        "watched": None if recording is None else [rho, every],
         "summary": summary.to_dict(),
         "recording": None if recording is None else recording.to_dict(),
     }
 
 
-def _load(file: Path, variant: Variant, every: int) -> dict[str, Any] | None:
+def _load(file: Path, variant: Variant, rho: float, every: int) -> dict[str, Any] | None:
     """Read a result; None if it is not there, broken, or of another configuration."""
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
@@ -159,8 +172,8 @@ def _load(file: Path, variant: Variant, every: int) -> dict[str, Any] | None:
         return None
     except (OSError, ValueError) as error:
         raise DataError(f"{str(file)!r} cannot be read: {error}. Delete it to make it anew.") from error
-    wanted = (plain_values(variant.config.to_dict()), every if variant.is_recorded else None)
-    is_own = isinstance(values, dict) and (values.get("config"), values.get("every")) == wanted
+    wanted = (plain_values(variant.config.to_dict()), [rho, every] if variant.is_recorded else None)
+    is_own = isinstance(values, dict) and (values.get("config"), values.get("watched")) == wanted
     return values if is_own else None
 
 
@@ -169,7 +182,7 @@ def _figures(
 ) -> list[FigureData]:
     recorded = {variant.name: results[variant.name]["recording"] for variant in variants if variant.is_recorded}
     histories = {
-        name: GradientHistory.from_dict(TITLES.get(name, name), values["history"]) for name, values in recorded.items()
+        name: GradientHistory.from_dict(title_of(name), values["history"]) for name, values in recorded.items()
     }
     own = histories[config.optimizer.name]
     return [
@@ -179,7 +192,7 @@ def _figures(
         normality(own),
         evolution(list(histories.values())),
         *_sweeps(variants, results),
-        *_landscapes({TITLES.get(name, name): values["landscapes"] for name, values in recorded.items()}),
+        *_landscapes({title_of(name): values["landscapes"] for name, values in recorded.items()}),
     ]
 
 
@@ -216,20 +229,17 @@ def _measured(
 
 def _landscapes(found: Mapping[str, Mapping[str, Any]]) -> list[FigureData]:
     lines = {name: values["lines"][-1] for name, values in found.items() if values["lines"]}
-    if not lines:
-        return []
-    planes = {name: values["plane"] for name, values in found.items() if "plane" in values}
-    spectra = {name: values["spectrum"] for name, values in found.items() if "spectrum" in values}
-    figures = [
-        slice_figure({name: (entry["distances"], _numbers(entry["losses"])) for name, entry in lines.items()}),
-        plane_figure(
-            {name: (entry["xs"], entry["ys"], list(map(_numbers, entry["losses"]))) for name, entry in planes.items()}
-        ),
-        spectrum_figure(
-            {name: (entry["grid"], entry["density"]) for name, entry in spectra.items()},
-            top={name: found[name]["eigenvalues"]["values"] for name in spectra},
-        ),
-    ]
+    figures = [slice_figure({name: (entry["distances"], _numbers(entry["losses"])) for name, entry in lines.items()})]
+    last = {name: values for name, values in found.items() if "plane" in values}
+    if last:  # methods that train in the first task alone never come to the last
+        planes = {name: values["plane"] for name, values in last.items()}
+        figures += [
+            plane_figure({name: (p["xs"], p["ys"], list(map(_numbers, p["losses"]))) for name, p in planes.items()}),
+            spectrum_figure(
+                {name: (values["spectrum"]["grid"], values["spectrum"]["density"]) for name, values in last.items()},
+                top={name: values["eigenvalues"]["values"] for name, values in last.items()},
+            ),
+        ]
     connections = {
         f"{name}, task {entry['task']} to {entry['task'] + 1}": (entry["fractions"], _numbers(entry["losses"]))
         for name, values in found.items()

@@ -22,7 +22,7 @@ from cflat.experiments.validate import quote, require_mapping
 from cflat.methods import MethodSpec, get_method_spec
 from cflat.optim import get_optimizer_spec, optimizer_settings
 
-__all__ = ["PRESETS", "default_preset", "preset_layer", "resolve_config"]
+__all__ = ["PRESETS", "default_preset", "preset_layer", "radius_of", "resolve_config"]
 
 PRESETS: dict[str, str] = {
     "paper": "the paper's hyperparameters: ViT-B/16, 224 px; needs weights and a GPU",
@@ -169,6 +169,13 @@ def _require_weights(config: RunConfig, method: MethodSpec, backbone: Any) -> No
             f"backbone.weights must be given: preset {config.preset!r} starts {config.backbone.name} from pretrained "
             "weights. Use --weights FILE, --weights timm to download them, or --weights random if you mean it."
         )
+
+
+def radius_of(config: RunConfig) -> float:
+    """Return the radius at which C-Flat belongs beside this run: its own, or the method's usual one."""
+    own = config.optimizer.keywords().get("rho")
+    usual = RHO.get(config.method.name, USUAL_RHO)
+    return usual if own is None or config.optimizer.name in OWN_RADIUS else float(own)
 
 
 def _drop_rivals(defaults: Layer, chosen: Any) -> None:

@@ -7,7 +7,6 @@ from dataclasses import asdict
 from typing import Any
 
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from cflat._errors import ConfigError
 from cflat.analysis.hessian import spectrum_density, top_eigenvalues, trace
@@ -70,8 +69,7 @@ class Recording(Observer):
         if is_end and is_first and self.has_landscapes and self._loss is not None:
             modes = {module: module.training for module in self._network.modules()}
             self._network.eval()
-            with sdpa_kernel(SDPBackend.MATH):  # fused attention has no second derivative
-                self._survey(self._loss, event.task, is_last=event.task + 1 == event.num_tasks)
+            self._survey(self._loss, event.task, is_last=event.task + 1 == event.num_tasks)
             for module, mode in modes.items():
                 module.training = mode
 
