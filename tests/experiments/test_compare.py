@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from cflat import ConfigError, DataError
-from cflat.experiments.compare import Comparison, Job, SerialExecutor, compare, plan_jobs
+from cflat.experiments.compare import Comparison, compare, plan_jobs
+from cflat.experiments.executors import Job, SerialExecutor
 from cflat.experiments.report import write_comparison
 from cflat.experiments.results import RunFolder
 from cflat.metrics import paired_difference

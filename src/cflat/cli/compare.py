@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cflat._errors import ConfigError
+from cflat.cli.jobs import ExecutorName, job_executor
 from cflat.cli.options import (
     Config,
     Data,
@@ -24,16 +24,13 @@ from cflat.cli.options import (
     comma_numbers,
     safe_name,
 )
-from cflat.cli.output import console, emit_json, next_command, note, plus_minus, table, tell_stopping
+from cflat.cli.output import console, emit_json, next_command, plus_minus, table
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from cflat.experiments.compare import Comparison, Job
+    from cflat.experiments.compare import Comparison
     from cflat.metrics import PairedDifference
-    from cflat.train import Observer
 
-__all__ = ["EXAMPLES", "command", "run_comparison", "show_comparison"]
+__all__ = ["EXAMPLES", "command", "show_comparison"]
 
 EXAMPLES = """\b
 Examples:
@@ -55,15 +52,14 @@ def command(
     weights: Weights = None,
     data_root: DataRoot = None,
     config: Config = None,
-    executor: Annotated[str, typer.Option(help="Where to run: local")] = "local",
+    executor: ExecutorName = "local",
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
     """Compare optimizers on one method and dataset: mean and spread over seeds, paired differences."""
+    from cflat.experiments.compare import compare
     from cflat.experiments.report import write_comparison
 
-    if executor != "local":
-        raise ConfigError(f"Unknown executor {executor!r}. Known: local.")
     layer = chosen_layer(
         config,
         overrides,
@@ -74,7 +70,8 @@ def command(
         preset=preset,
     )
     folder = out or Path("runs") / safe_name("compare", *(_name(layer.get(key)) for key in ("method", "data")))
-    comparison = run_comparison(layer, comma_names(optimizers), comma_numbers("--seeds", seeds), folder, quiet or json)
+    with job_executor(executor, quiet or json) as chosen:
+        comparison = compare(layer, comma_names(optimizers), comma_numbers("--seeds", seeds), folder, chosen)
     picture, page = write_comparison(folder, comparison)
     if json:
         emit_json({"out": str(folder), "figure": str(picture), "page": str(page), **comparison.to_dict()})
@@ -84,34 +81,6 @@ def command(
     next_command(
         f"cflat run --method {comparison.method} --data {comparison.data} --optimizer c_flat_turbo optimizer.rho=0.1"
     )
-
-
-def run_comparison(
-    layer: dict[str, object], optimizers: Sequence[str], seeds: Sequence[int], folder: Path, is_silent: bool
-) -> Comparison:
-    """Run what is missing, with progress, and return the comparison; a signal ends the command cleanly."""
-    from cflat.cli.progress import close_all, make_progress
-    from cflat.experiments.compare import SerialExecutor, compare
-    from cflat.experiments.interrupts import StopRequest
-    from cflat.train import TrainingInterrupted
-
-    shown: list[Observer] = []
-
-    def observe(job: Job) -> Sequence[Observer]:
-        if is_silent:
-            return ()
-        shown.append(make_progress(f"{job.config.optimizer.name} seed {job.config.seed}", every_epoch=False))
-        return shown[-1:]
-
-    stop = StopRequest(tell_stopping)
-    try:
-        with stop:
-            return compare(layer, optimizers, seeds, folder, SerialExecutor(observe, stop))
-    except TrainingInterrupted:
-        note("Stopped; everything so far is saved. Go on with the same command.")
-        raise typer.Exit(stop.exit_code) from None
-    finally:
-        close_all(shown)
 
 
 def show_comparison(comparison: Comparison) -> None:

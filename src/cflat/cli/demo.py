@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from cflat.cli.compare import run_comparison, show_comparison
+from cflat.cli.compare import show_comparison
+from cflat.cli.jobs import job_executor
 from cflat.cli.options import Json, Quiet
 from cflat.cli.output import console, emit_json, next_command
 
@@ -35,9 +36,11 @@ def command(
     json: Json = False,
 ) -> None:
     """Train iCaRL on digits with a plain optimizer, C-Flat and C-Flat Turbo over three seeds, and show the result."""
+    from cflat.experiments.compare import compare
     from cflat.experiments.report import write_comparison
 
-    comparison = run_comparison(DEMO, OPTIMIZERS, SEEDS, out, quiet or json)
+    with job_executor("local", quiet or json) as executor:
+        comparison = compare(DEMO, OPTIMIZERS, SEEDS, out, executor)
     picture, page = write_comparison(out, comparison)
     if json:
         emit_json({"out": str(out), "figure": str(picture), "page": str(page), **comparison.to_dict()})

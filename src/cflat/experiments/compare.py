@@ -3,72 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from cflat._errors import ConfigError, DataError
+from cflat._errors import ConfigError
 from cflat._files import write_atomic
-from cflat.experiments.config import RunConfig
 from cflat.experiments.documents import merge
+from cflat.experiments.executors import Executor, Job, run_jobs
 from cflat.experiments.presets import resolve_config
-from cflat.experiments.results import RunFolder, RunSummary
-from cflat.experiments.run import run
+from cflat.experiments.results import RunSummary
 from cflat.metrics import PairedDifference, Spread, paired_difference, spread
 from cflat.optim import optimizer_settings
-from cflat.train import Observer
 
-__all__ = ["Comparison", "Executor", "Job", "Row", "SerialExecutor", "compare", "plan_jobs"]
+__all__ = ["Comparison", "Row", "compare", "plan_jobs"]
 
 ACCURACIES = ("avg", "last", "forgetting")
 COLUMNS = (*ACCURACIES, "images_per_second", "evaluations_per_step")
-
-
-@dataclass(frozen=True)
-class Job:
-    """One run of a comparison or sweep."""
-
-    config: RunConfig
-    out: Path
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether its result is there already, from the same configuration.
-
-        Raises:
-            DataError: If the folder holds another run.
-        """
-        folder = RunFolder(self.out)
-        if not folder.config_file.is_file():
-            return False
-        if folder.load_config() != self.config:
-            raise DataError(f"{str(self.out)!r} holds a run with another configuration; choose another --out.")
-        return folder.is_finished
-
-
-class Executor(Protocol):
-    """Where jobs are carried out; results come back through the run directories."""
-
-    def __call__(self, jobs: Sequence[Job]) -> Iterator[Job]:
-        """Carry out all jobs, and yield each when its result is there."""
-        ...
-
-
-@dataclass(frozen=True)
-class SerialExecutor:
-    """One job after the other, in this process."""
-
-    observe: Callable[[Job], Sequence[Observer]] = lambda job: ()
-    """Makes the observers of a job."""
-    should_stop: Callable[[], bool] = lambda: False
-
-    def __call__(self, jobs: Sequence[Job]) -> Iterator[Job]:
-        """Carry out the jobs in order; one that was interrupted goes on from its checkpoint."""
-        for job in jobs:
-            is_begun = RunFolder(job.out).config_file.is_file()
-            run(job.config, job.out, resume=is_begun, observers=self.observe(job), should_stop=self.should_stop)
-            yield job
 
 
 @dataclass(frozen=True)
@@ -127,10 +79,7 @@ def compare(
         executor: Where to run; by default here, one after the other.
     """
     jobs = plan_jobs(chosen, optimizers, seeds, Path(out))
-    pending = [job for job in jobs if not job.is_finished]
-    for _ in (executor or SerialExecutor())(pending):
-        pass
-    comparison = summarise([RunFolder(job.out).load_summary() for job in jobs])
+    comparison = summarise(run_jobs(jobs, executor))
     write_atomic(Path(out) / "comparison.json", json.dumps(comparison.to_dict(), indent=2) + "\n")
     return comparison
 
