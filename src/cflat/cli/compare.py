@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cflat.cli.jobs import ExecutorName, job_executor
+from cflat.cli.jobs import ExecutorName, Gpus, job_executor
 from cflat.cli.options import (
     Config,
     Data,
@@ -53,6 +53,7 @@ def command(
     data_root: DataRoot = None,
     config: Config = None,
     executor: ExecutorName = "local",
+    gpus: Gpus = 1.0,
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
@@ -70,7 +71,7 @@ def command(
         preset=preset,
     )
     folder = out or Path("runs") / safe_name("compare", *(_name(layer.get(key)) for key in ("method", "data")))
-    with job_executor(executor, quiet or json) as chosen:
+    with job_executor(executor, quiet or json, gpus) as chosen:
         comparison = compare(layer, comma_names(optimizers), comma_numbers("--seeds", seeds), folder, chosen)
     picture, page = write_comparison(folder, comparison)
     if json:

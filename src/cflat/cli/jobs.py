@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,20 +19,22 @@ if TYPE_CHECKING:
     from cflat.experiments.executors import Executor, Job
     from cflat.train import Observer
 
-__all__ = ["ExecutorName", "job_executor"]
+__all__ = ["ExecutorName", "Gpus", "job_executor"]
 
-EXECUTORS = ("local",)
+EXECUTORS = ("local", "ray")
 
-ExecutorName = Annotated[str, typer.Option("--executor", help=f"Where to run: {', '.join(EXECUTORS)}")]
+ExecutorName = Annotated[str, typer.Option("--executor", help="local: one run after the other; ray: side by side")]
+Gpus = Annotated[float, typer.Option("--gpus", help="With ray: share of a GPU for each run that uses one, up to 1")]
 
 
 @contextmanager
-def job_executor(name: str, is_silent: bool) -> Iterator[Executor]:
+def job_executor(name: str, is_silent: bool, gpus: float = 1.0) -> Iterator[Executor]:
     """Give the executor of this name, with progress; a signal ends the command cleanly, to go on later.
 
     Args:
         name: What the user chose.
         is_silent: Whether to show no progress.
+        gpus: Share of a GPU for each run that uses one; for Ray.
 
     Raises:
         ConfigError: If there is no such executor.
@@ -42,6 +45,7 @@ def job_executor(name: str, is_silent: bool) -> Iterator[Executor]:
     from cflat.cli.progress import close_all, make_progress
     from cflat.experiments.executors import SerialExecutor
     from cflat.experiments.interrupts import StopRequest
+    from cflat.experiments.ray_executor import RayExecutor
     from cflat.train import TrainingInterrupted
 
     shown: list[Observer] = []
@@ -55,9 +59,21 @@ def job_executor(name: str, is_silent: bool) -> Iterator[Executor]:
     stop = StopRequest(tell_stopping)
     try:
         with stop:
-            yield SerialExecutor(observe, stop)
+            if name == "ray":
+                ray = RayExecutor(gpus, stop)
+                yield ray if is_silent else partial(_tell_each, ray)
+            else:
+                yield SerialExecutor(observe, stop)
     except TrainingInterrupted:
         note("Stopped; everything so far is saved. Go on with the same command.")
         raise typer.Exit(stop.exit_code) from None
     finally:
         close_all(shown)
+
+
+def _tell_each(executor: Executor, jobs: Sequence[Job]) -> Iterator[Job]:
+    """Carry out the jobs, and say which are done: runs in other processes show no progress of their own."""
+    note(f"{len(jobs)} runs to carry out, side by side where there is room.")
+    for number, job in enumerate(executor(jobs), start=1):
+        note(f"{job.out.name}: done ({number} of {len(jobs)})")
+        yield job

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, make_dataclass
 from functools import cache
 from types import UnionType
@@ -11,11 +11,19 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import torch
 
 from cflat._errors import ConfigError
+from cflat._registry import suggest
 from cflat.experiments.validate import parse_section, quote, require_mapping
 from cflat.methods import get_method_spec
 from cflat.optim import get_optimizer_spec, optimizer_settings
 
-__all__ = ["Choice", "optimizer_config", "parse_method", "parse_optimizer"]
+__all__ = [
+    "Choice",
+    "optimizer_config",
+    "own_settings",
+    "parse_method",
+    "parse_optimizer",
+    "require_shared_settings",
+]
 
 NOT_SETTINGS = ("options",)
 """Keywords of optimizers that a run sets itself."""
@@ -85,6 +93,41 @@ def optimizer_config(name: str) -> type[Any]:
     return make_dataclass(
         f"{cls.__name__}Settings", columns, frozen=True, kw_only=True, namespace={"__doc__": cls.__doc__}
     )
+
+
+def own_settings(shared: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return the section of one optimizer among several that share settings: those that it has.
+
+    >>> own_settings({"rho": 0.1}, "sam"), own_settings({"rho": 0.1}, "none")
+    ({'name': 'sam', 'rho': 0.1}, {'name': 'none'})
+
+    Raises:
+        ConfigError: If there is no such optimizer.
+    """
+    known = _settings_of(name)
+    return {"name": name, **{key: value for key, value in shared.items() if key in known}}
+
+
+def require_shared_settings(keys: Iterable[str], names: Iterable[str]) -> None:
+    """Refuse a setting that none of several optimizers has: it would be passed over everywhere.
+
+    Raises:
+        ConfigError: If a setting or an optimizer is unknown.
+    """
+    known = list(dict.fromkeys(key for name in names for key in ("name", *_settings_of(name))))
+    for key in keys:
+        if key not in known:
+            raise ConfigError(
+                f"Unknown key {quote(f'optimizer.{key}')}.{suggest(str(key), known)} "
+                f"The chosen optimizers know: {', '.join(known)}."
+            )
+
+
+def _settings_of(name: str) -> list[str]:
+    try:
+        return [key for key in optimizer_settings(name) if key not in NOT_SETTINGS]
+    except ValueError as error:
+        raise ConfigError(f"optimizers: {error}") from None
 
 
 def _without_callables(hint: Any) -> Any:

@@ -10,12 +10,12 @@ from typing import Any
 
 from cflat._errors import ConfigError
 from cflat._files import write_atomic
+from cflat.experiments.choices import own_settings, require_shared_settings
 from cflat.experiments.documents import merge
 from cflat.experiments.executors import Executor, Job, run_jobs
 from cflat.experiments.presets import resolve_config
 from cflat.experiments.results import RunSummary
 from cflat.metrics import PairedDifference, Spread, paired_difference, spread
-from cflat.optim import optimizer_settings
 
 __all__ = ["Comparison", "Row", "compare", "plan_jobs"]
 
@@ -94,10 +94,14 @@ def plan_jobs(chosen: Mapping[str, Any], optimizers: Sequence[str], seeds: Seque
         if not given or len(set(given)) < len(given):
             raise ConfigError(f"{what} must be given once each, separated by commas, got {list(given)!r}.")
     shared = {key: value for key, value in chosen.items() if key != "optimizer"}
+    settings = chosen.get("optimizer") or {}
+    if not isinstance(settings, Mapping):
+        raise ConfigError(f"optimizer must hold settings that the compared optimizers share, got {settings!r}.")
+    require_shared_settings(settings, optimizers)
     jobs = []
     for name in optimizers:
         for seed in seeds:
-            config = resolve_config(merge(shared, {"optimizer": _own_settings(chosen, name), "seed": seed}))
+            config = resolve_config(merge(shared, {"optimizer": own_settings(settings, name), "seed": seed}))
             jobs.append(Job(config, out / f"{config.optimizer.name}-seed{seed}"))
     return jobs
 
@@ -121,18 +125,6 @@ def summarise(summaries: Iterable[RunSummary]) -> Comparison:
     first = reference[0].config
     seeds = tuple(member.config.seed for member in reference)
     return Comparison(first.method.name, first.data.name, seeds, tuple(rows))
-
-
-def _own_settings(chosen: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return the shared optimizer settings that ``name`` has; ``none`` has no radius to set."""
-    shared = chosen.get("optimizer") or {}
-    if not isinstance(shared, Mapping):
-        raise ConfigError(f"optimizer must hold settings that the compared optimizers share, got {shared!r}.")
-    try:
-        known = optimizer_settings(name)
-    except ValueError as error:
-        raise ConfigError(f"optimizers: {error}") from None
-    return {"name": name, **{key: value for key, value in shared.items() if key in known}}
 
 
 def _plain(value: Spread | PairedDifference) -> dict[str, Any]:

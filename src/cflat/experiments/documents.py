@@ -12,7 +12,7 @@ import yaml
 
 from cflat._errors import ConfigError
 
-__all__ = ["CHOICES", "Layer", "dump_yaml", "merge", "parse_overrides", "parse_scalar", "read_document"]
+__all__ = ["CHOICES", "Layer", "dump_yaml", "merge", "nested", "parse_overrides", "parse_scalar", "read_document"]
 
 Layer: TypeAlias = "dict[str, Any]"
 """A configuration, or part of one: values by section and key, as they were typed."""
@@ -69,16 +69,27 @@ def parse_overrides(arguments: Sequence[str]) -> Layer:
     layer: Layer = {}
     for argument in arguments:
         key, equals, text = argument.partition("=")
-        parts = key.strip().split(".")
-        if not equals or not all(parts):
+        key = key.strip()
+        if not equals or not all(key.split(".")):
             raise ConfigError(f"Expected key=value, for example train.epochs=5, got {argument!r}.")
         try:
             value = parse_scalar(text)
         except (ValueError, RecursionError, yaml.YAMLError) as error:
             raise ConfigError(f"The value of {key!r} is no YAML: {_one_line(error)}.") from error
-        for part in reversed(parts):
-            value = {part: value}
-        layer = merge(layer, value)
+        layer = merge(layer, nested(key, value))
+    return layer
+
+
+def nested(key: str, value: Any) -> Layer:
+    """Return the layer that sets one dotted key.
+
+    >>> nested("optimizer.rho", 0.1)
+    {'optimizer': {'rho': 0.1}}
+    """
+    *sections, last = key.split(".")
+    layer: Layer = {last: value}
+    for section in reversed(sections):
+        layer = {section: layer}
     return layer
 
 

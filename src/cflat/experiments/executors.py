@@ -7,13 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from cflat._errors import ConfigError, DataError
+from cflat._errors import CFlatError, ConfigError, DataError
 from cflat.experiments.config import RunConfig
 from cflat.experiments.results import RunFolder, RunSummary
 from cflat.experiments.run import run
 from cflat.train import Observer
 
-__all__ = ["Executor", "Job", "SerialExecutor", "carry_out", "pending_jobs", "run_jobs"]
+__all__ = ["Executor", "Job", "JobsFailed", "SerialExecutor", "carry_out", "pending_jobs", "run_jobs"]
+
+MAX_NAMED = 5
+"""Failed jobs that a message names."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,23 @@ class Job:
         if folder.load_config() != self.config:
             raise DataError(f"{str(self.out)!r} holds a run with another configuration; choose another --out.")
         return folder.is_finished
+
+
+class JobsFailed(CFlatError):
+    """Some jobs failed; all others are done.
+
+    Args:
+        failures: Each failed job with the reason, a sentence.
+        num_jobs: Jobs in all.
+    """
+
+    def __init__(self, failures: Sequence[tuple[Job, str]], num_jobs: int) -> None:
+        self.failures = tuple(failures)
+        more = len(failures) - MAX_NAMED
+        reasons = [f"{job.out}: {reason}" for job, reason in failures[:MAX_NAMED]]
+        reasons += [f"{more} more."] if more > 0 else []
+        done = "the others are done and kept" if len(failures) < num_jobs else "none is done"
+        super().__init__(f"{len(failures)} of {num_jobs} runs failed, {done}. {' '.join(reasons)}")
 
 
 class Executor(Protocol):

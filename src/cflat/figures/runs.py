@@ -15,6 +15,7 @@ from cflat.figures.model import MAX_POINTS, Bars, Curve, FigureData, Heatmap, Pa
 
 __all__ = [
     "OUTCOMES",
+    "SPREAD",
     "RunGroup",
     "StrategyPoint",
     "SweepPoint",
@@ -28,6 +29,7 @@ __all__ = [
     "pareto_front",
     "scheduler_comparison",
     "sensitivity",
+    "spans_decades",
     "speed_front",
     "trigger_timeline",
 ]
@@ -212,7 +214,7 @@ def loss_curves(timelines: Sequence[Timeline], limit: int = MAX_POINTS) -> Figur
 def sensitivity(key: str, points: Sequence[SweepPoint]) -> FigureData:
     """Return accuracy and speed against a swept key, such as ``optimizer.k``, with their deviations."""
     names = list(dict.fromkeys(point.name for point in points))
-    scale: Literal["linear", "log"] = "log" if _spans_decades([point.value for point in points]) else "linear"
+    scale: Literal["linear", "log"] = "log" if spans_decades([point.value for point in points]) else "linear"
     panels = []
     for title, label, factor in (("Accuracy", "average accuracy (%)", 100.0), ("Speed", "images per second", 1.0)):
         marks: list[Curve | Bars | Heatmap] = []
@@ -268,7 +270,8 @@ def _over_steps(name: str, steps: Sequence[float], values: Sequence[float], limi
     return Curve(name, x, y)
 
 
-def _spans_decades(values: Sequence[float]) -> bool:
+def spans_decades(values: Sequence[float]) -> bool:
+    """Whether an axis over these numbers should be logarithmic."""
     return min(values) > 0 and max(values) / min(values) >= 50
 
 

@@ -1,0 +1,109 @@
+"""``cflat sweep``: all combinations of some settings, from a file."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cflat.cli.jobs import ExecutorName, Gpus, job_executor
+from cflat.cli.options import Json, Quiet, safe_name
+from cflat.cli.output import console, emit_json, next_command, plus_minus, table
+
+if TYPE_CHECKING:
+    from cflat.experiments.sweep import Combination, SweepResult, SweepRow
+
+__all__ = ["EXAMPLES", "command"]
+
+EXAMPLES = """\b
+Examples:
+  cflat sweep examples/sweep_radius.yaml
+  cflat sweep examples/sweep_radius.yaml --dry-run
+  cflat sweep radius.yaml --executor ray --out runs/radius
+  RAY_ADDRESS=auto cflat sweep radius.yaml --executor ray --gpus 0.5
+
+\b
+The file:
+  base: {method: icarl, data: digits}
+  axes:
+    optimizer.name: [sam, c_flat]
+    optimizer.rho: [0.02, 0.05, 0.1]
+  seeds: [0, 1, 2]
+"""
+
+BEST = "*"
+
+
+def command(
+    file: Annotated[Path, typer.Argument(metavar="SWEEP.yaml", help="What to vary; see docs/sweeps.md")],
+    out: Annotated[Path | None, typer.Option(help="Folder of the runs; default runs/sweep-NAME")] = None,
+    executor: ExecutorName = "local",
+    gpus: Gpus = 1.0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the planned runs, then stop")] = False,
+    quiet: Quiet = False,
+    json: Json = False,
+) -> None:
+    """Run all combinations of some settings with several seeds; the same command goes on where it stopped."""
+    from cflat.experiments.sweep import plan_sweep, run_sweep, write_sweep
+    from cflat.experiments.sweep_space import read_sweep
+
+    sweep = read_sweep(file)
+    folder = out or Path("runs") / safe_name("sweep", sweep.name)
+    if dry_run:
+        _show_plan(plan_sweep(sweep, folder), folder, json)
+        return
+    with job_executor(executor, quiet or json, gpus) as chosen:
+        result = run_sweep(sweep, folder, chosen)
+    picture, page = write_sweep(folder, result)
+    if json:
+        emit_json({"out": str(folder), "figure": str(picture), "page": str(page), **result.to_dict()})
+        return
+    _show(result)
+    console().print(f"Results: {folder}/sweep.json, sweep.csv\nFigure:  {picture}\nPage:    {page}")
+    next_command(f"python -m webbrowser -t {page}")
+
+
+def _show(result: SweepResult) -> None:
+    ranked = result.ranked
+    rows = [[*_settings(result.axes, row.settings), *_numbers(row)] for row in ranked]
+    if len(rows) > 1 and not math.isnan(ranked[0].spreads["avg"].mean):
+        rows[0][0] = f"{BEST} {rows[0][0]}"
+    n = len(result.seeds)
+    title = f"{result.name}: mean ± deviation, n = {n} seed{'s' * (n > 1)}, accuracies in percent; {BEST} best Avg"
+    columns = [*result.axes, "Avg", "Last", "Forgetting", "img/s", "evaluations/step"]
+    console().print(table(title, columns, rows, num_text=len(result.axes)))
+
+
+def _numbers(row: SweepRow) -> list[str]:
+    accuracies = [row.spreads[name] for name in ("avg", "last", "forgetting")]
+    speed, cost = row.spreads["images_per_second"], row.spreads["evaluations_per_step"]
+    return [
+        *(plus_minus(found.mean, found.std, scale=100) for found in accuracies),
+        plus_minus(speed.mean, speed.std, digits=0),
+        plus_minus(cost.mean, cost.std),
+    ]
+
+
+def _settings(axes: tuple[str, ...], settings: dict[str, Any]) -> list[str]:
+    return [str(settings[key]) if key in settings else "-" for key in axes]
+
+
+def _show_plan(combinations: list[Combination], folder: Path, as_json: bool) -> None:
+    from cflat.experiments.executors import pending_jobs
+
+    jobs = [(combination.settings, job) for combination in combinations for job in combination.jobs]
+    pending = {job.out for job in pending_jobs([job for _, job in jobs])}
+    finished = len(jobs) - len(pending)
+    if as_json:
+        runs = [
+            {"run": str(job.out), "settings": settings, "seed": job.config.seed, "is_finished": job.out not in pending}
+            for settings, job in jobs
+        ]
+        emit_json({"out": str(folder), "num_runs": len(jobs), "num_finished": finished, "runs": runs})
+        return
+    for _, job in jobs:
+        print(f"{job.out}{'' if job.out in pending else '  finished'}")
+    print(f"{len(jobs)} runs of {len(combinations)} combinations; {finished} finished")
+    next_command("the same without --dry-run")
