@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import typer
 
 from cflat._errors import CFlatError
-from cflat.cli import analyze, check_data, compare, demo, doctor, listing, probe, report, run
+from cflat.cli import analyze, check_data, compare, demo, doctor, listing, probe, report, run, sweep
 
 __all__ = ["app", "run_app"]
 
@@ -20,6 +20,7 @@ Examples:
   cflat demo                what C-Flat and C-Flat Turbo do, on digits, in two minutes
   cflat run --method icarl --data digits --optimizer c_flat_turbo
   cflat compare --method icarl --data digits --optimizers none,c_flat,c_flat_turbo --seeds 0,1,2
+  cflat sweep examples/sweep_radius.yaml
   cflat report runs/compare-icarl-digits -o report.html
   cflat list methods        what there is to choose from
   cflat doctor              what this machine can do
@@ -34,6 +35,7 @@ for _name, _module in (
     ("demo", demo),
     ("run", run),
     ("compare", compare),
+    ("sweep", sweep),
     ("report", report),
     ("analyze", analyze),
     ("probe", probe),
