@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import platform
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -115,7 +116,7 @@ def _work(config: Layer, out: str, folder: str, environment: dict[str, str]) -> 
     try:
         os.chdir(folder)
     except OSError as error:
-        return f"The folder {folder!r} cannot be entered on {os.uname().nodename}: {error.strerror}."
+        return f"The folder {folder!r} cannot be entered on {platform.node()}: {error.strerror}."
     with StopRequest() as stop:
         try:
             carry_out(Job(parse_config(config), Path(out)), should_stop=stop)

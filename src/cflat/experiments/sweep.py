@@ -101,16 +101,19 @@ def plan_sweep(sweep: Sweep, out: Path) -> list[Combination]:
     Raises:
         ConfigError: If a configuration is wrong; the message names the combination.
     """
-    known = _known_runs(out)
-    names = _Names(out, known)
-    planned: dict[str, Combination] = {}
+    configs: dict[str, tuple[Settings, RunConfig]] = {}
     for settings in sweep.combinations():
         config = _resolve(sweep, settings)
-        if _key(config) not in planned:
-            members = [replace(config, seed=seed) for seed in sweep.seeds]
-            jobs = tuple(Job(member, known.get(_key(member)) or names.free(settings, member)) for member in members)
-            planned[_key(config)] = Combination(settings, jobs)
-    return list(planned.values())
+        configs.setdefault(_key(config), (settings, config))
+    members = [(own, [replace(config, seed=seed) for seed in sweep.seeds]) for own, config in configs.values()]
+    known = _known_runs(out)
+    # Folders in use by this sweep; one that holds anything else is an error, as everywhere.
+    taken = {known[key] for _, own in members for key in map(_key, own) if key in known}
+
+    def folder(settings: Settings, config: RunConfig) -> Path:
+        return known.get(_key(config)) or _free_folder(out, settings, config, taken)
+
+    return [Combination(own, tuple(Job(one, folder(own, one)) for one in seeds)) for own, seeds in members]
 
 
 def run_sweep(sweep: Sweep, out: str | Path, executor: Executor | None = None) -> SweepResult:
@@ -150,25 +153,18 @@ def write_sweep(folder: Path, result: SweepResult) -> tuple[Path, Path]:
     return picture, page
 
 
-class _Names:
-    """Names of folders: readable, safe for every file system, and each for one configuration."""
-
-    def __init__(self, out: Path, known: Mapping[str, Path]) -> None:
-        self.out = out
-        self.taken = set(known.values())
-
-    def free(self, settings: Settings, config: RunConfig) -> Path:
-        """Return the folder for a configuration; one that another run has taken gets the configuration's hash."""
-        name = _folder_name(settings)
-        path = self.out / f"{name}-seed{config.seed}"
-        if path in self.taken:
-            path = self.out / f"{name}-{hashlib.sha256(_key(config).encode()).hexdigest()[:8]}-seed{config.seed}"
-        self.taken.add(path)
-        return path
+def _free_folder(out: Path, settings: Settings, config: RunConfig, taken: set[Path]) -> Path:
+    """Return a folder and take it; where another combination has the name, the configuration's hash is added."""
+    name = _folder_name(settings)
+    path = out / f"{name}-seed{config.seed}"
+    if path in taken:
+        path = out / f"{name}-{hashlib.sha256(_key(config).encode()).hexdigest()[:8]}-seed{config.seed}"
+    taken.add(path)
+    return path
 
 
 def _folder_name(settings: Settings) -> str:
-    """Return a readable name.
+    """Return a readable name that is safe for every file system.
 
     >>> _folder_name({"optimizer.name": "c_flat", "optimizer.rho": 0.05, "base.milestones": [10, 15]})
     'c_flat-rho0.05-milestones10-15'
@@ -176,9 +172,10 @@ def _folder_name(settings: Settings) -> str:
     words = []
     for key, value in settings.items():
         text = Path(value).stem if isinstance(value, str) and "/" in value else _cell(value)
-        words.append(text if key.endswith(".name") else f"{key.rpartition('.')[2]}{text}")
-    safe = (re.sub(r"[^A-Za-z0-9._]+", "-", word).strip("-.") for word in words)
-    return "-".join(word for word in safe if word)[:MAX_NAME]
+        is_number = isinstance(value, int | float)
+        safe = text.replace("+", "") if is_number else re.sub(r"[^A-Za-z0-9._]+", "-", text).strip("-.")
+        words.append(safe if key.endswith(".name") else f"{key.rpartition('.')[2]}{safe}")
+    return "-".join(word for word in words if word)[:MAX_NAME]
 
 
 def _known_runs(out: Path) -> dict[str, Path]:

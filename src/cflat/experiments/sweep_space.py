@@ -38,8 +38,8 @@ Settings: TypeAlias = "dict[str, Any]"
 class Interval:
     """A range that numbers are drawn from."""
 
-    low: float = math.nan
-    high: float = math.nan
+    low: float = 0.0
+    high: float = 1.0
     scale: Literal["linear", "log"] = "linear"
     """log draws uniformly between the logarithms."""
 
@@ -188,9 +188,9 @@ def describe(settings: Settings) -> str:
 def _axis(path: str, values: object) -> tuple[Any, ...] | Interval:
     if isinstance(values, Mapping):
         interval: Interval = parse_section(Interval, values, path)
-        lowest = "0" if interval.scale == "log" else "-inf"
-        if not float(lowest) < interval.low < interval.high < math.inf:
-            raise ConfigError(f"{path} must have numbers {lowest} < low < high, got {quote(dict(values))}.")
+        is_log = interval.scale == "log"
+        if not {"low", "high"} <= set(values) or interval.low >= interval.high or (is_log and interval.low <= 0):
+            raise ConfigError(f"{path} must have numbers {'0 < ' * is_log}low < high, got {quote(dict(values))}.")
         return interval
     if not isinstance(values, list) or not values:
         raise ConfigError(f"{path} must list values, for example [0.02, 0.05], got {quote(values)}.")

@@ -1,0 +1,66 @@
+"""The picture of a sweep suits what was varied, and both drawers can draw it."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from cflat.figures.interactive import plot
+from cflat.figures.model import Bars, Curve, FigureData, Heatmap
+from cflat.figures.static import draw
+from cflat.figures.sweeps import SweepCase, sweep_figure
+
+
+def case(accuracy: float = 0.5, **settings: object) -> SweepCase:
+    return SweepCase({key.replace("__", "."): value for key, value in settings.items()}, [accuracy, accuracy], [9, 11])
+
+
+def drawn(cases: list[SweepCase]) -> FigureData:
+    figure = sweep_figure("test", cases)
+    draw(figure)
+    plot(figure)
+    assert FigureData.from_dict(figure.to_dict()) == figure
+    return figure
+
+
+def test_one_number_gives_a_line_for_each_name() -> None:
+    cases = [case(rho / 10, optimizer__name=name, optimizer__rho=rho) for name in ("sam", "gam") for rho in (3, 1, 2)]
+    figure = drawn([*cases, case(0.9, optimizer__name="none")])
+    curves = [mark for mark in figure.panels[0].marks if isinstance(mark, Curve)]
+    assert [curve.name for curve in curves] == ["gam", "sam"]
+    assert all(curve.x == [1, 2, 3] for curve in curves)
+    assert curves[0].y == pytest.approx([10, 20, 30])
+
+
+def test_two_numbers_give_a_map_for_each_name() -> None:
+    grid = product(("sam", "gam"), (0.1, 0.2, 0.3), (5, 10))
+    figure = drawn([case(rho * k / 10, optimizer__name=name, a__rho=rho, a__k=k) for name, rho, k in grid])
+    assert [panel.title for panel in figure.panels] == ["gam", "sam"]
+    (heatmap,) = figure.panels[0].marks
+    assert isinstance(heatmap, Heatmap)
+    assert (heatmap.x, heatmap.y) == (["0.1", "0.2", "0.3"], ["5", "10"])
+    assert heatmap.values == [[5.0, 10.0, 15.0], [10.0, 20.0, 30.0]]
+
+
+def test_drawn_numbers_give_points_over_each_axis() -> None:
+    figure = drawn([case(0.1 * i, a__lr=10.0**-i, a__rho=0.1 * i) for i in range(1, 5)])
+    assert [(panel.x_label, panel.x_scale) for panel in figure.panels] == [("a.lr", "log"), ("a.rho", "linear")]
+    (curve,) = figure.panels[1].marks
+    assert isinstance(curve, Curve)
+    assert curve.style == "points"
+    assert curve.y == pytest.approx([10, 20, 30, 40])
+
+
+def test_names_alone_give_bars_of_the_best() -> None:
+    cases = [case(0.9 - i / 100, method__name=f"m{i}", train__nesterov=True) for i in range(20)]
+    (bars,) = drawn(cases).panels[0].marks
+    assert isinstance(bars, Bars)
+    assert len(bars.categories) == 12
+    assert bars.categories[0] == "m0, nesterov True"
+    assert bars.values[0] == pytest.approx(90)
+
+
+def test_a_single_case_can_be_drawn() -> None:
+    drawn([case(0.5, optimizer__rho=0.1)])
+    drawn([case(float("nan"), optimizer__rho=rho) for rho in (0.1, 0.2)])
