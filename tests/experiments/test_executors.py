@@ -29,7 +29,7 @@ TINY = {
     "stream": {"initial": 5, "increment": 5},
     "runtime": {"threads": 1},
 }
-LONG = {**TINY, "train": {"epochs": 40, "checkpoint_minutes": 0}}
+LONG = {**TINY, "train": {"epochs": 25, "checkpoint_minutes": 0}}
 
 
 def job(out: Path, seed: int = 0, optimizer: str = "none", base: dict = TINY) -> Job:
@@ -95,6 +95,7 @@ def test_failures_are_named_up_to_a_limit(tmp_path: Path) -> None:
 # -- Ray, as far as it needs no cluster -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_ray_is_imported_only_when_jobs_run() -> None:
     code = (
         "import sys, cflat.cli.main, cflat.experiments.ray_executor as r; r.RayExecutor(); print('ray' in sys.modules)"
@@ -188,19 +189,20 @@ def worker_in(folder: Path) -> int | None:
     return None
 
 
-def kill_when(is_time: Callable[[], bool], folder: Path, killed: list[int]) -> None:
+def kill_when(is_time: Callable[[], bool], folder: Path, number: signal.Signals, killed: list[int]) -> None:
     while not killed:
-        number = worker_in(folder) if is_time() else None
-        if number is not None:
-            os.kill(number, signal.SIGKILL)
-            killed.append(number)
+        worker = worker_in(folder) if is_time() else None
+        if worker is not None:
+            os.kill(worker, number)
+            killed.append(worker)
         time.sleep(0.02)
 
 
 @pytest.mark.skipif(not Path("/proc/self/cwd").exists(), reason="finds the worker through /proc")
 @pytest.mark.usefixtures("_ray")
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_a_lost_worker_is_replaced_and_goes_on_to_the_same_bits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = (tmp_path / "here").resolve()
     folder.mkdir()
@@ -208,7 +210,7 @@ def test_a_lost_worker_is_replaced_and_goes_on_to_the_same_bits(
     undisturbed = job(tmp_path / "undisturbed", base=LONG)
     lost = job(tmp_path / "lost", base=LONG)
     killed: list[int] = []
-    watch = threading.Thread(target=kill_when, args=(lambda: has_checkpoint(lost.out), folder, killed))
+    watch = threading.Thread(target=kill_when, args=(lambda: has_checkpoint(lost.out), folder, number, killed))
     watch.start()
     (found,) = run_jobs([lost], RayExecutor())
     killed.append(0)  # ends the watch if the job was too fast for it

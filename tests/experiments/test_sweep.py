@@ -275,7 +275,7 @@ def test_results_are_ranked_and_written(tmp_path: Path) -> None:
 
 def test_a_killed_sweep_goes_on_to_the_same_result(tmp_path: Path) -> None:
     document = {
-        "base": {**BASE, "train": {"epochs": 30, "checkpoint_minutes": 0}},
+        "base": {**BASE, "train": {"epochs": 10, "checkpoint_minutes": 0}},
         "axes": {"optimizer": ["none", "sam"]},
     }
     file = tmp_path / "kill.yaml"

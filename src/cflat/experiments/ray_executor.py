@@ -38,6 +38,8 @@ GRACE_SECONDS = 60.0
 """How long running jobs may take to finish their step and save."""
 MAX_RETRIES = 3
 """How often a job is begun again, from its checkpoint, after its worker was lost."""
+STORE_BYTES = 128 << 20
+"""Shared memory of a Ray that is started here: jobs exchange nothing but their configurations."""
 ADDRESS = "RAY_ADDRESS"
 PASSED_ON = ("CFLAT_DATA",)
 """Variables of the environment that a job needs on another host."""
@@ -175,7 +177,7 @@ def _import_ray() -> ModuleType:
 def _connect(ray: ModuleType, address: str | None) -> None:
     is_main = threading.current_thread() is threading.main_thread()
     handler = signal.getsignal(signal.SIGTERM)
-    own: dict[str, Any] = {} if address else {"include_dashboard": False}
+    own: dict[str, Any] = {} if address else {"include_dashboard": False, "object_store_memory": STORE_BYTES}
     try:
         ray.init(address=address or "local", log_to_driver=False, logging_level=logging.ERROR, **own)
     except (ConnectionError, RuntimeError, ValueError) as error:
