@@ -2,9 +2,11 @@
 
     python benchmarks/methods.py --out methods.json              # all sections
     python benchmarks/methods.py --sections steps duct --rounds 5
+    python benchmarks/methods.py --sections steps --methods l2p --backbone vit_base --image-size 224 --batch 2
 
-steps   C-Flat step over plain step for each method on ViT-Tiny (112 px, batch 16), with constants computed once per
-        step (ours) and inside every evaluation (what other toolboxes do), interleaved, one thread, CPU time.
+steps   C-Flat step over plain step for each method, with constants computed once per step (ours) and inside every
+        evaluation (what other toolboxes do), interleaved, one thread, CPU time. Beside it the same ratio counted in
+        floating-point operations of matrix products, attention and convolutions, which no machine can disturb.
 duct    A C-Flat step of DUCT's head stage with features once per step, against a full forward in every evaluation.
 ridge   RanPAC's choice among 17 ridges by one decomposition, against dense solves.
 ease    Inference with t + 1 adapter sets in one batched pass, against separate forwards.
@@ -18,10 +20,12 @@ import logging
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from cflat.data import Batch, ImageSet, Stream, Task
 from cflat.data.pixels import ArrayPixels
@@ -34,9 +38,22 @@ from cflat.optim import create_optimizer
 from cflat.train import Runtime, RuntimeSettings
 from cflat.train.objective import Objective
 
-IMAGE_SIZE, BATCH, CLASSES_PER_TASK = 112, 16, 10
+CLASSES_PER_TASK = 10
 STEPS = {"icarl": 1, "memo": 5, "l2p": 1, "dualprompt": 1, "ease": 1, "ranpac": 0}
 """Methods with the task at which they are measured."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the methods run on; weights are random, since only times matter."""
+
+    backbone: str = "vit_tiny"
+    image_size: int = 112
+    batch: int = 16
+
+    def images(self) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(1)
+        return torch.randn(self.batch, 3, self.image_size, self.image_size, generator=generator)
 
 
 def synthetic_stream(num_tasks: int = 10) -> Stream:
@@ -49,31 +66,30 @@ def synthetic_stream(num_tasks: int = 10) -> Stream:
     return Stream("class", tuple(tasks), num_tasks * CLASSES_PER_TASK, tuple(map(str, range(num_tasks * 10))))
 
 
-def method_at(name: str, task_index: int) -> tuple[Method, Task]:
+def method_at(setting: Setting, name: str, task_index: int) -> tuple[Method, Task]:
     """Grow a method to a task, without training."""
     torch.manual_seed(0)
     stream = synthetic_stream()
-    backbone = create_backbone("vit_tiny", image_size=IMAGE_SIZE)
+    backbone = create_backbone(setting.backbone, image_size=setting.image_size)
     method = create_method(name, backbone, StreamInfo("class", stream.num_classes, stream.num_tasks))
     for task in stream.tasks[: task_index + 1]:
         method.grow(task)
     return method, stream.tasks[task_index]
 
 
-def batch_of(task: Task) -> Batch:
-    generator = torch.Generator().manual_seed(1)
-    labels = torch.randint(task.classes.start, task.classes.stop, (BATCH,), generator=generator)
-    images = torch.randn(BATCH, 3, IMAGE_SIZE, IMAGE_SIZE, generator=generator)
-    return Batch(images, labels, torch.arange(BATCH))
+def batch_of(setting: Setting, task: Task) -> Batch:
+    generator = torch.Generator().manual_seed(2)
+    labels = torch.randint(task.classes.start, task.classes.stop, (setting.batch,), generator=generator)
+    return Batch(setting.images(), labels, torch.arange(setting.batch))
 
 
-def steppers(method: Method, task: Task, phase_index: int = 0) -> dict[str, Callable[[], object]]:
+def steppers(setting: Setting, method: Method, task: Task, phase_index: int = 0) -> dict[str, Callable[[], object]]:
     """Return a plain step, a C-Flat step, and a C-Flat step that prepares anew in every evaluation."""
     objective = Objective(method, method.network, Runtime(RuntimeSettings(accelerator="cpu", threads=1)))
     phase = method.phases(task)[phase_index]
     params = [p for group in method.param_groups(task, phase) for p in group.params]
     method.set_train_mode()
-    batch = batch_of(task)
+    batch = batch_of(setting, task)
     optimizers = {
         name: create_optimizer(name, torch.optim.SGD(params, lr=1e-6, momentum=0.9), model=method.network)
         for name in ("none", "c_flat")
@@ -104,27 +120,41 @@ def ratio(seconds: dict[str, list[float]], name: str, reference: str) -> float:
     return statistics.median(a / b for a, b in zip(seconds[name], seconds[reference], strict=True))
 
 
-def measure_steps(rounds: int, names: list[str]) -> dict[str, object]:
-    print(f"\nC-Flat step over plain step, ViT-Tiny {IMAGE_SIZE} px, batch {BATCH}")
-    print(f"{'method (task)':<18} {'constants once':>15} {'in every evaluation':>20}")
+def operations(function: Callable[[], object]) -> int:
+    """Count the floating-point operations of a call."""
+    with FlopCounterMode(display=False) as counter:
+        function()
+    return counter.get_total_flops()
+
+
+def measure_steps(setting: Setting, rounds: int, names: list[str]) -> dict[str, object]:
+    print(f"\nC-Flat step over plain step, {setting.backbone} {setting.image_size} px, batch {setting.batch}")
+    print(f"{'method (task)':<18} {'constants once':>15} {'in operations':>15} {'in every evaluation':>20}")
     results = {}
     for name in names:
         task_index = STEPS[name]
-        method, task = method_at(name, task_index)
-        seconds = interleaved(steppers(method, task), rounds)
-        row = {"task": task_index, "rounds": rounds, "cached": ratio(seconds, "c_flat", "plain")}
-        row["uncached"] = ratio(seconds, "c_flat, uncached", "plain")
+        method, task = method_at(setting, name, task_index)
+        functions = steppers(setting, method, task)
+        seconds = interleaved(functions, rounds)
+        row = {
+            "task": task_index,
+            "rounds": rounds,
+            "cached": ratio(seconds, "c_flat", "plain"),
+            "operations": operations(functions["c_flat"]) / operations(functions["plain"]),
+            "uncached": ratio(seconds, "c_flat, uncached", "plain"),
+        }
         results[name] = row
-        print(f"{name + f' ({task_index})':<18} {row['cached']:>15.2f} {row['uncached']:>20.2f}", flush=True)
+        columns = f"{row['cached']:>15.2f} {row['operations']:>15.2f} {row['uncached']:>20.2f}"
+        print(f"{name + f' ({task_index})':<18} {columns}", flush=True)
     return results
 
 
-def measure_duct(rounds: int) -> dict[str, float]:
-    method, task = method_at("duct", 0)
-    seconds = {f"head, {name}": value for name, value in interleaved(steppers(method, task, 1), rounds).items()}
+def measure_duct(setting: Setting, rounds: int) -> dict[str, float]:
+    method, task = method_at(setting, "duct", 0)
+    seconds = {f"head, {name}": v for name, v in interleaved(steppers(setting, method, task, 1), rounds).items()}
     method.network.backbone.requires_grad_(True)
-    full, _ = method_at("duct", 0)
-    seconds |= {f"full, {name}": v for name, v in interleaved(steppers(full, task, 0), rounds).items()}
+    full, _ = method_at(setting, "duct", 0)
+    seconds |= {f"full, {name}": v for name, v in interleaved(steppers(setting, full, task, 0), rounds).items()}
     results = {
         "frozen_forward_per_evaluation": ratio(seconds, "head, c_flat, uncached", "head, c_flat"),
         "full_training_step": statistics.median(seconds["full, c_flat"]) / statistics.median(seconds["head, c_flat"]),
@@ -157,11 +187,11 @@ def measure_ridge(dim: int, num: int) -> dict[str, float]:
     return {"dim": dim, "num": num, "seconds": ours, "dense_seconds": one, "factor": factor}
 
 
-def measure_ease(rounds: int, num_sets: int = 10) -> dict[str, float]:
+def measure_ease(setting: Setting, rounds: int, num_sets: int = 10) -> dict[str, float]:
     torch.manual_seed(0)
-    backbone = create_backbone("vit_tiny", image_size=IMAGE_SIZE).eval()
+    backbone = create_backbone(setting.backbone, image_size=setting.image_size).eval()
     sets = [AdapterSet(backbone).eval() for _ in range(num_sets)]
-    images = torch.randn(BATCH, 3, IMAGE_SIZE, IMAGE_SIZE)
+    images = setting.images()
     with torch.no_grad():
         seconds = interleaved(
             {
@@ -183,17 +213,18 @@ def main() -> None:
     parser.add_argument("--ridge-dim", type=int, default=10_000)
     parser.add_argument("--ridge-images", type=int, default=5_000)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--image-size", type=int, default=IMAGE_SIZE)
-    parser.add_argument("--batch", type=int, default=BATCH)
+    parser.add_argument("--backbone", default=Setting.backbone)
+    parser.add_argument("--image-size", type=int, default=Setting.image_size)
+    parser.add_argument("--batch", type=int, default=Setting.batch)
     arguments = parser.parse_args()
-    globals().update(IMAGE_SIZE=arguments.image_size, BATCH=arguments.batch)
+    setting = Setting(arguments.backbone, arguments.image_size, arguments.batch)
     logging.getLogger("cflat.nn.backbone").setLevel(logging.ERROR)  # random weights are meant
     torch.set_num_threads(1)
     sections = {
-        "steps": lambda: measure_steps(arguments.rounds, arguments.methods),
-        "duct": lambda: measure_duct(arguments.rounds),
+        "steps": lambda: measure_steps(setting, arguments.rounds, arguments.methods),
+        "duct": lambda: measure_duct(setting, arguments.rounds),
         "ridge": lambda: measure_ridge(arguments.ridge_dim, arguments.ridge_images),
-        "ease": lambda: measure_ease(arguments.rounds),
+        "ease": lambda: measure_ease(setting, arguments.rounds),
     }
     results = {}
     for name in arguments.sections:
