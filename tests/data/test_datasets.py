@@ -10,7 +10,7 @@ import torch
 from torchvision.datasets import CIFAR100
 
 from cflat._errors import ConfigError, DataError
-from cflat.data import BatchLoader, build_stream, eval_transform, list_datasets, load_dataset
+from cflat.data import BatchLoader, build_stream, eval_transform, list_datasets, load_dataset, locate_dataset
 from cflat.data.datasets.domainnet import LONE_T_SHIRT
 from data.test_images import write_image
 
@@ -65,9 +65,32 @@ def test_digits_are_embedded_and_split_once_and_for_all():
     assert build_stream(digits).num_tasks == 5
 
 
+def test_rotated_digits_are_four_domains_that_share_no_image():
+    upright, turned = load_dataset("digits"), load_dataset("rotated_digits")
+    stream = build_stream(turned, scenario="domain")
+    assert [task.name for task in stream.tasks] == ["upright", "left", "upside_down", "right"]
+    assert all(set(task.train.labels) == set(task.test.labels) == set(range(10)) for task in stream.tasks)
+    originals = {
+        image.numpy().tobytes() for split in (upright.train, upright.test) for image in split.pixels(range(len(split)))
+    }
+    found = set()
+    for split in (turned.train, turned.test):
+        for index, turns in enumerate(split.domains):
+            found.add(np.rot90(split.pixels([index])[0].numpy(), k=-turns, axes=(1, 2)).tobytes())
+    assert found == originals
+
+
+def test_embedded_data_needs_no_place_and_other_data_says_where_it_should_be(tmp_path):
+    assert locate_dataset("rotated_digits") is None
+    with pytest.raises(DataError, match="CIFAR-100 not found under"):
+        locate_dataset("cifar100", tmp_path)
+    (tmp_path / "cifar100.npz").touch()
+    assert locate_dataset("cifar100", tmp_path) == tmp_path / "cifar100.npz"
+
+
 def test_the_catalogue_is_complete():
     specs = {spec.name: spec for spec in list_datasets()}
-    expected = "cifar100 cub200 digits domainnet domains folder imagenet_r npz objectnet"
+    expected = "cifar100 cub200 digits domainnet domains folder imagenet_r npz objectnet rotated_digits"
     assert " ".join(specs) == expected
     assert all(spec.title and spec.layout and spec.licence for spec in specs.values())
     assert specs["imagenet_r"].split == (20, 20)

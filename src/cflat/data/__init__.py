@@ -1,7 +1,7 @@
 """Data: datasets, streams of tasks, transforms, loading and exemplar memory."""
 
 from cflat.data.batch import Batch
-from cflat.data.catalog import DatasetSpec, dataset_spec, list_datasets, load_dataset, register_dataset
+from cflat.data.catalog import DatasetSpec, dataset_spec, list_datasets, load_dataset, locate_dataset, register_dataset
 from cflat.data.check import DataReport, check_dataset
 from cflat.data.dataset import Dataset
 from cflat.data.images import ImageSet
@@ -33,6 +33,7 @@ __all__ = [
     "herding",
     "list_datasets",
     "load_dataset",
+    "locate_dataset",
     "register_dataset",
     "train_transform",
 ]

@@ -25,6 +25,7 @@ __all__ = [
     "dataset_spec",
     "list_datasets",
     "load_dataset",
+    "locate_dataset",
     "register_dataset",
 ]
 
@@ -52,6 +53,11 @@ class DatasetSpec:
     """File or folder names below the root; the first that exists is read."""
     takes_path: bool = False
     """Named as ``name:PATH`` instead of being looked up below the root."""
+
+    @property
+    def is_embedded(self) -> bool:
+        """Whether its images, small and grey, are always there: no files are needed."""
+        return not self.places and not self.takes_path
 
 
 @dataclass(frozen=True)
@@ -147,6 +153,17 @@ def load_dataset(
     return dataset.subsample(train_per_class, test_per_class, seed)
 
 
+def locate_dataset(name: str, root: str | Path | None = None) -> Path | None:
+    """Return where the files of a dataset are, without reading them; None if it needs none.
+
+    Raises:
+        ConfigError: If the catalogue has no such name.
+        DataError: If they are not there.
+    """
+    source = _source(name, root)
+    return None if source.spec.is_embedded else source.find()
+
+
 def read_dataset(
     name: str,
     root: str | Path | None,
@@ -157,21 +174,23 @@ def read_dataset(
 ) -> Dataset:
     """Load all of a dataset, with every problem that can be passed over given to ``report``."""
     spec, loader, path = _resolve(name)
-    given = os.environ.get(ROOT_VARIABLE) if root is None else root
-    source = Source(
-        spec,
-        root=Path(given).expanduser() if given else None,
-        path=None if path is None else Path(path).expanduser(),
-        short_side=short_side,
-        cache=DecodedCache(cache_bytes),
-        report=report,
-    )
+    source = replace(_source(name, root), short_side=short_side, cache=DecodedCache(cache_bytes), report=report)
     dataset = replace(loader(source), name=name if path else spec.name, split=spec.split)
     # A class too few or too many would shift the labels of all that follow, and with them the class order.
     if spec.num_classes not in (None, dataset.num_classes):
         report(f"{spec.title} must have {spec.num_classes} classes, found {dataset.num_classes}: {spec.layout}.")
     validate_dataset(dataset, report)
     return dataset
+
+
+def _source(name: str, root: str | Path | None) -> Source:
+    spec, _, path = _resolve(name)
+    given = os.environ.get(ROOT_VARIABLE) if root is None else root
+    return Source(
+        spec,
+        root=Path(given).expanduser() if given else None,
+        path=None if path is None else Path(path).expanduser(),
+    )
 
 
 def _resolve(name: str) -> tuple[DatasetSpec, Loader, str | None]:

@@ -42,7 +42,7 @@ BUDGETS = ("memory_total", "memory_per_class")
 
 def default_preset(data: str) -> str:
     """Return the preset of a run that names none: the paper's, except for the embedded digits."""
-    return "cpu" if data == "digits" else "paper"
+    return "cpu" if dataset_spec(data).is_embedded else "paper"
 
 
 def resolve_config(user: Mapping[str, Any]) -> RunConfig:
@@ -57,7 +57,7 @@ def resolve_config(user: Mapping[str, Any]) -> RunConfig:
     chosen = merge({"optimizer": {"name": "none"}}, require_mapping(user, "The configuration"))
     method = _method_spec(_name(chosen, "method"))
     data = dataset_spec(_name(chosen, "data"))
-    preset = chosen.get("preset", default_preset(data.name))
+    preset = chosen.get("preset", default_preset(_name(chosen, "data")))
     if not isinstance(preset, str) or preset not in PRESETS:
         known = list(PRESETS)
         raise ConfigError(
@@ -75,11 +75,11 @@ def resolve_config(user: Mapping[str, Any]) -> RunConfig:
 
 def preset_layer(preset: str, method: MethodSpec, data: DatasetSpec, backbone: Any = None) -> Layer:
     """Return what a preset says about a method on a dataset, and about the backbone if the user wants another."""
-    if data.name == "digits" and preset in ("paper", "pilot"):
-        raise ConfigError(f"preset {preset!r} is made for photographs; use cpu or smoke for digits.")
+    if data.is_embedded and preset in ("paper", "pilot"):
+        raise ConfigError(f"preset {preset!r} is made for photographs; use cpu or smoke for {data.name}.")
     family = backbone_family(backbone) if isinstance(backbone, str) else None
     is_scratch = preset in ("paper", "pilot") and family in ("resnet", "other")
-    recipe = SCRATCH if is_scratch else _recipe(preset, method.name, data.name)
+    recipe = SCRATCH if is_scratch else _recipe(preset, method.name, data)
     settings = {**_method_settings(preset, method, data, recipe), "name": method.name}
     return merge(
         recipe.layer(),
@@ -89,15 +89,15 @@ def preset_layer(preset: str, method: MethodSpec, data: DatasetSpec, backbone: A
     )
 
 
-def _recipe(preset: str, method: str, data: str) -> Recipe:
-    if preset == "paper" and data == "cifar100" and method in PAPER:
+def _recipe(preset: str, method: str, data: DatasetSpec) -> Recipe:
+    if preset == "paper" and data.name == "cifar100" and method in PAPER:
         return PAPER[method]
     if preset in ("paper", "pilot"):
         rows = PILOT.get(method, PILOT["*"])
-        row = rows.get(data, rows["*"])
+        row = rows.get(data.name, rows["*"])
         sound = {key: value for key, value in row.method.items() if key not in QUIRKS}
         return row if preset == "pilot" else replace(row, method=sound)
-    table = DIGITS if data == "digits" or preset == "smoke" else CPU
+    table = DIGITS if data.is_embedded or preset == "smoke" else CPU
     return table.get(method, table["*"])
 
 
@@ -106,14 +106,14 @@ def _method_settings(preset: str, method: MethodSpec, data: DatasetSpec, recipe:
     settings = {key: value for key, value in recipe.method.items() if method.needs_memory or key not in BUDGETS}
     if not method.needs_memory or any(key in settings for key in BUDGETS):
         return settings
-    few = {"smoke": 2, "cpu": 20 if data.name == "digits" else 5}
+    few = {"smoke": 2, "cpu": 20 if data.is_embedded else 5}
     return {**settings, "memory_per_class": few.get(preset, 20)}
 
 
 def _backbone(preset: str, method: MethodSpec, data: DatasetSpec, wanted: Any) -> Layer:
     """Return the preset's backbone and inputs; ``wanted`` is the backbone that the user names, if any."""
     family = backbone_family(wanted) if isinstance(wanted, str) else None
-    if data.name == "digits":
+    if data.is_embedded:
         own = "small_cnn" if "other" in method.families else "vit_smoke"
         size = {} if wanted not in (None, "small_cnn", "vit_smoke") else {"image_size": 8}
         return {"name": own, "inputs": "none", **size}
@@ -144,7 +144,7 @@ def _stream(method: MethodSpec, data: DatasetSpec) -> Layer:
 def _subsample(preset: str, data: DatasetSpec) -> Layer:
     if preset == "smoke":
         return {"train_per_class": 8, "test_per_class": 4}
-    if preset == "cpu" and data.name != "digits":
+    if preset == "cpu" and not data.is_embedded:
         return {"train_per_class": 20, "test_per_class": 10}
     return {}
 

@@ -1,18 +1,22 @@
-"""Digits: 8 x 8 grey images that come with scikit-learn, so that a first run needs no files."""
+"""Digits: 8 x 8 grey images that come with scikit-learn, so that a first run needs no files, upright and turned."""
 
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from cflat.data.catalog import DatasetSpec, Source, register_dataset
 from cflat.data.dataset import Dataset
 from cflat.data.images import ImageSet
 from cflat.data.pixels import ArrayPixels
 
-__all__ = ["load_digits"]
+__all__ = ["load_digits", "load_rotated_digits"]
 
 TEST_EVERY = 5
-"""In each class, in the order of the file, every fifth image is a test image."""
+"""In each class (and domain), in the order of the file, every fifth image is a test image."""
+TURNS = ("upright", "left", "upside_down", "right")
+"""Quarter turns against the clock; each image of a class, in the order of the file, gets the next."""
+_LICENCE = "CC BY 4.0 (UCI, Optical Recognition of Handwritten Digits)"
 
 
 @register_dataset(
@@ -20,7 +24,7 @@ TEST_EVERY = 5
         name="digits",
         title="Digits",
         layout="nothing: the images come with scikit-learn",
-        licence="CC BY 4.0 (UCI, Optical Recognition of Handwritten Digits)",
+        licence=_LICENCE,
         num_classes=10,
         num_train=1442,
         num_test=355,
@@ -30,17 +34,60 @@ TEST_EVERY = 5
 )
 def load_digits(source: Source) -> Dataset:
     """Load the embedded digits with a fixed split."""
+    pixels, labels, place = _read()
+    return _dataset("digits", pixels, labels, place % TEST_EVERY == TEST_EVERY - 1)
+
+
+@register_dataset(
+    DatasetSpec(
+        name="rotated_digits",
+        title="Rotated digits",
+        layout="nothing: the images come with scikit-learn",
+        licence=_LICENCE,
+        num_classes=10,
+        num_train=1447,
+        num_test=350,
+        domains=TURNS,
+        preset="none",
+    )
+)
+def load_rotated_digits(source: Source) -> Dataset:
+    """Load the embedded digits as four domains; no image is in two of them."""
+    pixels, labels, place = _read()
+    domains = place % len(TURNS)
+    turned = np.stack([np.rot90(image, k=domain) for image, domain in zip(pixels, domains, strict=True)])
+    is_test = place // len(TURNS) % TEST_EVERY == TEST_EVERY - 1
+    return _dataset("rotated_digits", turned, labels, is_test, domains)
+
+
+def _read() -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return images, labels, and the place of each image among those of its class."""
     from sklearn.datasets import load_digits as load
 
     raw = load()
     pixels = np.rint(raw.images * (255 / 16)).astype(np.uint8)
-    place_in_class = np.zeros(len(raw.target), dtype=np.int64)
+    labels = np.asarray(raw.target, dtype=np.int64)
+    place_in_class = np.zeros(len(labels), dtype=np.int64)
     for label in range(10):
-        members = raw.target == label
+        members = labels == label
         place_in_class[members] = np.arange(members.sum())
-    is_test = place_in_class % TEST_EVERY == TEST_EVERY - 1
+    return pixels, labels, place_in_class
+
+
+def _dataset(
+    name: str,
+    pixels: npt.NDArray[np.uint8],
+    labels: npt.NDArray[np.int64],
+    is_test: npt.NDArray[np.bool_],
+    domains: npt.NDArray[np.int64] | None = None,
+) -> Dataset:
     train, test = (
-        ImageSet(ArrayPixels(pixels[chosen], f"digits {split}"), raw.target[chosen])
+        ImageSet(
+            ArrayPixels(pixels[chosen], f"{name} {split}"),
+            labels[chosen],
+            domains=None if domains is None else domains[chosen],
+        )
         for split, chosen in (("train", ~is_test), ("test", is_test))
     )
-    return Dataset("digits", train, test, tuple(str(digit) for digit in range(10)))
+    class_names = tuple(str(digit) for digit in range(10))
+    return Dataset(name, train, test, class_names, domain_names=None if domains is None else TURNS)
