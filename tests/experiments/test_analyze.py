@@ -107,6 +107,21 @@ def test_all_figures_are_made_once_and_read_back(tmp_path: Path):
     assert [name for name, _, _ in told[9:]] == ["none"]
 
 
+def test_some_figures_are_made_with_no_more_runs_than_they_need(tmp_path: Path):
+    config, told = make_config("c_flat"), []
+
+    def note(variant, index, total):
+        told.append(variant.name)
+
+    (figure,) = analyze(config, tmp_path, every=2, only=["gradient_drift"], tell=note)
+    assert (figure.name, told) == ("gradient_drift", ["c_flat"])
+    (figure,) = analyze(config, tmp_path, every=2, only=["evolution"], tell=note)
+    assert (figure.name, told) == ("evolution", ["c_flat", "none", "c_flat_turbo"])
+    assert {path.name for path in tmp_path.glob("*.svg")} == {"gradient_drift.svg", "evolution.svg"}
+    with pytest.raises(ConfigError, match="'planes' cannot be made alone"):
+        analyze(config, tmp_path, only=["planes"])
+
+
 def test_a_method_that_trains_in_its_first_task_alone_has_no_last_landscape(tmp_path: Path):
     config = make_config("none", "ranpac")
     figures = analyze(config, tmp_path, every=2, formats=[])

@@ -34,7 +34,7 @@ from cflat.figures.model import FigureData
 from cflat.figures.runs import StrategyPoint, SweepPoint, scheduler_comparison, sensitivity
 from cflat.figures.static import save
 
-__all__ = ["FORMATS", "Variant", "analyze", "check_request", "plan_variants"]
+__all__ = ["FORMATS", "WATCHED", "Variant", "analyze", "check_request", "plan_variants"]
 
 RECORDED = ("none", "c_flat", "c_flat_turbo")
 INTERVALS = (2, 5, 10)
@@ -42,6 +42,15 @@ SCHEDULED = INTERVALS[1:]
 """Intervals at which a constant and a growing k are compared: growth matters little to short ones."""
 BETAS = (0.4, 0.8, 1.2)
 FORMATS = ("svg", "pdf", "png")
+ALONE: dict[str, Callable[[GradientHistory], FigureData]] = {
+    "correction_ratios": correction_ratios,
+    "gradient_drift": drift,
+    "terms_over_tasks": terms_over_tasks,
+    "normality": normality,
+}
+"""Figures that need the run itself and nothing beside it."""
+WATCHED = (*ALONE, "evolution")
+"""Figures that need no grid around the run and no landscapes, so that they can be asked for alone."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +62,8 @@ class Variant:
     config: RunConfig
     is_recorded: bool
     """Whether its gradients are watched, or only its accuracy and speed are wanted."""
+    has_landscapes: bool = False
+    """Whether it is also looked around where its tasks end."""
 
 
 def analyze(
@@ -62,6 +73,7 @@ def analyze(
     every: int = 5,
     seeds: Sequence[int] = (),
     formats: Sequence[str] = ("svg",),
+    only: Sequence[str] = (),
     tell: Callable[[Variant, int, int], None] = lambda variant, index, total: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> list[FigureData]:
@@ -73,6 +85,7 @@ def analyze(
         every: Steps from one gradient record to the next.
         seeds: Further seeds for sensitivity and schedules, which have a spread then.
         formats: Of `FORMATS`; the figures' data is always written as JSON.
+        only: Some of `WATCHED`, to make only what they need; empty makes all figures.
         tell: Told before each variant that has to be trained.
         should_stop: Asked after every step; True raises `TrainingInterrupted`.
 
@@ -81,7 +94,7 @@ def analyze(
         DataError: If the folder is not usable.
     """
     check_request(config, formats)
-    variants, rho = plan_variants(config, seeds), radius_of(config)
+    variants, rho = plan_variants(config, seeds, only), radius_of(config)
     results: dict[str, dict[str, Any]] = {}
     for index, variant in enumerate(variants):
         file = out / "data" / f"{variant.name}.json"
@@ -99,7 +112,7 @@ def analyze(
                 f"gradients, or a smaller --every than {every}."
             )
         results[variant.name] = values
-    figures = _figures(config, variants, results)
+    figures = [f for f in _figures(config, variants, results) if not only or f.name in only]
     for figure in figures:
         write_atomic(out / f"{figure.name}.json", json.dumps(plain_values(figure.to_dict()), allow_nan=False) + "\n")
         for suffix in formats:
@@ -119,16 +132,31 @@ def check_request(config: RunConfig, formats: Sequence[str]) -> None:
             raise ConfigError(f"Unknown format {name!r}. Known: {', '.join(FORMATS)}.")
 
 
-def plan_variants(config: RunConfig, seeds: Sequence[int] = ()) -> list[Variant]:
-    """Return the run itself, what it is compared with, and the grid around C-Flat Turbo."""
+def plan_variants(config: RunConfig, seeds: Sequence[int] = (), only: Sequence[str] = ()) -> list[Variant]:
+    """Return the run itself, what it is compared with, and the grid around C-Flat Turbo.
+
+    Args:
+        config: The run.
+        seeds: Further seeds for the grid.
+        only: Some of `WATCHED`, to plan only what they need; empty plans everything.
+
+    Raises:
+        ConfigError: If a figure cannot be asked for alone.
+    """
+    for name in only:
+        if name not in WATCHED:
+            raise ConfigError(f"The figure {name!r} cannot be made alone. Known: {', '.join(WATCHED)}.")
     own = config.optimizer.name
     rho = radius_of(config)
     turbo = config.optimizer.keywords() if own == "c_flat_turbo" else {"rho": rho}
     settings = {"none": {}, "c_flat": {"rho": rho}, "c_flat_turbo": turbo, own: config.optimizer.keywords()}
+    beside = () if only and set(only) <= ALONE.keys() else RECORDED
     variants = [
-        Variant(name, _with(config, name, **settings[name]), is_recorded=True)
-        for name in dict.fromkeys((own, *RECORDED))
+        Variant(name, _with(config, name, **settings[name]), is_recorded=True, has_landscapes=not only)
+        for name in dict.fromkeys((own, *beside))
     ]
+    if only:
+        return variants
     known = [variant.config for variant in variants]
     changes: list[dict[str, Any]] = [{"k": k} for k in INTERVALS]
     changes += [{"k": k, "schedule": growing} for growing in (True, False) for k in SCHEDULED]
@@ -153,12 +181,12 @@ def _with(config: RunConfig, name: str, **settings: Any) -> RunConfig:
 
 
 def _make(variant: Variant, rho: float, every: int, should_stop: Callable[[], bool]) -> dict[str, Any]:
-    recording = Recording(rho, every) if variant.is_recorded else None
+    recording = Recording(rho, every, has_landscapes=variant.has_landscapes) if variant.is_recorded else None
     observers = [] if recording is None else [recording]
     summary = run(variant.config, observers=observers, should_stop=should_stop)
     return {
         "config": variant.config.to_dict(),
-        "watched": None if recording is None else [rho, every],
+        "watched": _watched(variant, rho, every),
         "summary": summary.to_dict(),
         "recording": None if recording is None else recording.to_dict(),
     }
@@ -172,9 +200,13 @@ def _load(file: Path, variant: Variant, rho: float, every: int) -> dict[str, Any
         return None
     except (OSError, ValueError) as error:
         raise DataError(f"{str(file)!r} cannot be read: {error}. Delete it to make it anew.") from error
-    wanted = (plain_values(variant.config.to_dict()), [rho, every] if variant.is_recorded else None)
+    wanted = (plain_values(variant.config.to_dict()), _watched(variant, rho, every))
     is_own = isinstance(values, dict) and (values.get("config"), values.get("watched")) == wanted
     return values if is_own else None
+
+
+def _watched(variant: Variant, rho: float, every: int) -> list[Any] | None:
+    return [rho, every, variant.has_landscapes] if variant.is_recorded else None
 
 
 def _figures(
@@ -184,13 +216,12 @@ def _figures(
     histories = {
         name: GradientHistory.from_dict(title_of(name), values["history"]) for name, values in recorded.items()
     }
-    own = histories[config.optimizer.name]
+    watched = [make(histories[config.optimizer.name]) for make in ALONE.values()]
+    watched.append(evolution(list(histories.values())))
+    if not any(variant.has_landscapes for variant in variants):
+        return watched
     return [
-        correction_ratios(own),
-        drift(own),
-        terms_over_tasks(own),
-        normality(own),
-        evolution(list(histories.values())),
+        *watched,
         *_sweeps(variants, results),
         *_landscapes({title_of(name): values["landscapes"] for name, values in recorded.items()}),
     ]
