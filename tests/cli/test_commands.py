@@ -39,7 +39,9 @@ def json_of(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) 
     return json.loads(output_of(capsys, *arguments, "--json", code=code))
 
 
-@pytest.mark.parametrize("command", ["", "demo", "run", "compare", "report", "list", "doctor", "check-data"])
+@pytest.mark.parametrize(
+    "command", ["", "demo", "run", "compare", "reproduce", "report", "list", "doctor", "check-data"]
+)
 def test_every_command_shows_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     text = output_of(capsys, *command.split(), "--help")
     assert f"Examples:\n    cflat {command}".rstrip() in text
@@ -103,6 +105,25 @@ def test_a_comparison_prints_both_tables(capsys: pytest.CaptureFixture[str]) -> 
     assert found["rows"][1]["evaluations_per_step"]["mean"] == 2
 
 
+def test_a_table_of_ones_own_is_planned_run_and_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text(
+        "title: Mine\nsettings: {method: finetune, data: cifar100}\ncolumns: [{name: digits, metrics: [avg]}]\n"
+        "rows:\n - {name: plain, settings: {optimizer: none}, published: [[50]]}\n"
+        " - {name: +SAM, settings: {optimizer: sam}, published: [[51]]}\n"
+    )
+    arguments = ["reproduce", str(recipe), "--scale", "smoke", "data.train_per_class=4"]
+    assert "2 runs, 0 of them finished." in output_of(capsys, *arguments, "--dry-run")
+    text = output_of(capsys, *arguments, "--quiet")
+    assert "Avg, paper" in text
+    assert "Page:    runs/reproduce/mine-smoke/report.html" in text.splitlines()
+    assert "2 runs, 2 of them finished." in output_of(capsys, *arguments, "--dry-run")
+    found = json_of(capsys, *arguments)
+    assert found["rows"][1]["columns"][0]["entries"][0]["published"] == 51
+    planned = json_of(capsys, *arguments, "--dry-run")
+    assert [run["is_finished"] for run in planned["runs"]] == [True, True]
+
+
 @pytest.mark.parametrize("what", list(LISTS))
 def test_lists_are_for_people_and_for_scripts(what: str, capsys: pytest.CaptureFixture[str]) -> None:
     rows = json_of(capsys, "list", what)
@@ -152,6 +173,13 @@ def test_data_is_checked(capsys: pytest.CaptureFixture[str]) -> None:
         (["compare", *SMOKE[1:], "--seeds", "a"], "--seeds must be whole numbers"),
         (["compare", *SMOKE[1:], "--optimizers", "none,none"], "optimizers must be given once each"),
         (["compare", *SMOKE[1:], "--executor", "moon"], "Unknown executor 'moon'"),
+        (["reproduce", "tabel1"], "Did you mean 'table1'?"),
+        (["reproduce", "table1"], "backbone.weights must be given"),
+        (["reproduce", "table1", "--weights", "random"], "needs a data root"),
+        (["reproduce", "table1", "--scale", "smok"], "Did you mean 'smoke'?"),
+        (["reproduce", "table1", "--rows", "eese"], "Did you mean 'ease'?"),
+        (["reproduce", "fig3", "--rows", "ease"], "no rows and columns"),
+        (["reproduce", "fig1"], "is a drawing"),
         (["list", "method"], "Did you mean 'methods'?"),
         (["list", "keys", "icarll"], "Did you mean 'icarl'?"),
         (["list", "methods", "icarl"], "A name goes with keys only"),

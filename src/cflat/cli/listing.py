@@ -17,6 +17,7 @@ __all__ = ["EXAMPLES", "command"]
 EXAMPLES = """\b
 Examples:
   cflat list optimizers
+  cflat list recipes                 the tables and figures of the paper
   cflat list keys                    every key of a configuration
   cflat list keys c_flat_turbo       the keys of one method or optimizer
 """
@@ -25,11 +26,11 @@ Rows = list[dict[str, Any]]
 
 
 def command(
-    what: Annotated[str, typer.Argument(help="optimizers, methods, datasets, backbones, presets, inputs or keys")],
+    what: Annotated[str, typer.Argument(help="optimizers, methods, datasets, ...; see below")],
     of: Annotated[str | None, typer.Argument(metavar="[NAME]", help="With keys: a method or an optimizer")] = None,
     json: Json = False,
 ) -> None:
-    """List optimizers, methods, datasets, backbones, presets, input recipes or configuration keys."""
+    """List optimizers, methods, datasets, backbones, presets, recipes (tables and figures), inputs or keys."""
     if what not in LISTS:
         raise ConfigError(f"Unknown list {what!r}.{suggest(what, list(LISTS))} Known: {', '.join(LISTS)}.")
     if of is not None and what != "keys":
@@ -111,6 +112,12 @@ def _inputs() -> Rows:
     return [{"name": name, "description": PRESETS[name].description} for name in PRESETS]
 
 
+def _recipes() -> Rows:
+    from cflat.experiments.exhibits import list_exhibits
+
+    return [{"name": exhibit.name, "shows": exhibit.title} for exhibit in list_exhibits()]
+
+
 def _keys(of: str | None = None) -> Rows:
     from cflat.experiments.describe import describe_keys
 
@@ -125,6 +132,7 @@ LISTS: dict[str, Callable[[], Rows]] = {
     "datasets": _datasets,
     "backbones": _backbones,
     "presets": _presets,
+    "recipes": _recipes,
     "inputs": _inputs,
     "keys": _keys,
 }
@@ -134,6 +142,7 @@ NEXT = {
     "datasets": "cflat check-data NAME --root DIR",
     "backbones": "cflat run --method icarl --data digits backbone=small_cnn",
     "presets": "cflat run --method icarl --data digits --preset smoke --dry-run",
+    "recipes": "cflat reproduce table1 --scale smoke",
     "inputs": "cflat run --method icarl --data digits backbone.inputs=none",
     "keys": "cflat run --method icarl --data digits train.epochs=2",
 }

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import typer
 
 from cflat._errors import CFlatError
-from cflat.cli import analyze, check_data, compare, demo, doctor, listing, probe, report, run, sweep
+from cflat.cli import analyze, check_data, compare, demo, doctor, listing, probe, report, reproduce, run, sweep
 
 __all__ = ["app", "run_app"]
 
@@ -22,6 +22,7 @@ Examples:
   cflat compare --method icarl --data digits --optimizers none,c_flat,c_flat_turbo --seeds 0,1,2
   cflat sweep examples/sweep_radius.yaml
   cflat report runs/compare-icarl-digits -o report.html
+  cflat reproduce table1 --scale smoke
   cflat list methods        what there is to choose from
   cflat doctor              what this machine can do
 """,
@@ -36,6 +37,7 @@ for _name, _module in (
     ("run", run),
     ("compare", compare),
     ("sweep", sweep),
+    ("reproduce", reproduce),
     ("report", report),
     ("analyze", analyze),
     ("probe", probe),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ from cflat.figures.static import save
 from cflat.report.build import build_page
 from cflat.report.model import Cell, Choices, Command, Folded, Problem, ReportData, Section, Table
 
-__all__ = ["Report", "collect_report", "write_comparison", "write_report"]
+__all__ = ["Report", "collect_report", "write_comparison", "write_page", "write_report"]
 
 MAX_HEADLINES = 4
 FIGURE_POINTS = 12_000
@@ -66,21 +66,47 @@ class Report:
         return self.data.problems
 
 
-def write_report(roots: Sequence[str | Path], out: str | Path, title: str | None = None) -> Report:
+def write_report(
+    roots: Sequence[str | Path],
+    out: str | Path,
+    title: str | None = None,
+    *,
+    lead: Section | None = None,
+    headlines: Sequence[str] = (),
+) -> Report:
     """Write one self-contained page about all runs at or below some folders.
+
+    Args:
+        roots: The folders.
+        out: The page.
+        title: Its title; None makes one of methods and datasets.
+        lead: What to show before everything else.
+        headlines: Sentences to put instead of the page's own.
 
     Raises:
         DataError: If there is no run that can be read, or the page cannot be written.
     """
-    out = Path(out)
     report = collect_report(roots, title)
+    if lead is not None:
+        sections = (lead, *report.data.sections)
+        sentences = tuple(headlines) or report.data.headlines
+        report = replace(report, data=replace(report.data, sections=sections, headlines=sentences))
+    write_page(report.data, Path(out))
+    return report
+
+
+def write_page(data: ReportData, out: Path) -> None:
+    """Write a page.
+
+    Raises:
+        DataError: If it cannot be written.
+    """
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise DataError(f"The folder {str(out.parent)!r} cannot be made: {error.strerror}.") from error
     # Names of folders need not be valid text.
-    write_atomic(out, build_page(report.data, cflat.__version__).encode("utf-8", errors="replace"))
-    return report
+    write_atomic(out, build_page(data, cflat.__version__).encode("utf-8", errors="replace"))
 
 
 def write_comparison(folder: Path, comparison: Comparison) -> tuple[Path, Path]:

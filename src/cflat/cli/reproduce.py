@@ -1,0 +1,148 @@
+"""``cflat reproduce``: a table or figure of the paper, run and set beside what was published."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cflat._errors import ConfigError
+from cflat.cli.jobs import ExecutorName, job_executor
+from cflat.cli.options import (
+    DataRoot,
+    Json,
+    Overrides,
+    Quiet,
+    Weights,
+    chosen_layer,
+    comma_names,
+    comma_numbers,
+)
+from cflat.cli.output import console, emit_json, next_command, note, table, tell_stopping
+
+if TYPE_CHECKING:
+    from cflat.experiments.analyze import Variant
+    from cflat.experiments.exhibits import Exhibit
+    from cflat.experiments.reproduce import Plan, Reproduction, Request
+    from cflat.figures import FigureData
+
+__all__ = ["EXAMPLES", "command"]
+
+EXAMPLES = """\b
+Examples:
+  cflat reproduce table1 --scale smoke                   seconds, no files: does everything run?
+  cflat reproduce table1 --scale cpu --rows ease --columns cifar100 --weights vit_tiny.safetensors
+  cflat reproduce table3 --weights timm --executor ray   the paper's settings, on a cluster
+  cflat reproduce fig3 --scale smoke
+  cflat list recipes                                     all tables and figures
+"""
+
+
+def command(
+    name: Annotated[str, typer.Argument(help="table1, fig3, ... (see: cflat list recipes), or a YAML file")],
+    overrides: Overrides = None,
+    scale: Annotated[str, typer.Option(help="paper (GPU), cpu (minutes per run) or smoke (seconds)")] = "paper",
+    rows: Annotated[str, typer.Option(help="Only these methods or lines, separated by commas")] = "",
+    columns: Annotated[str, typer.Option(help="Only these columns or datasets, separated by commas")] = "",
+    seeds: Annotated[str, typer.Option(help="Instead of the recipe's own, separated by commas")] = "",
+    out: Annotated[Path, typer.Option(help="Folder of results and runs; all tables share their runs")] = Path(
+        "runs/reproduce"
+    ),
+    weights: Weights = None,
+    data_root: DataRoot = None,
+    executor: ExecutorName = "local",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be run")] = False,
+    quiet: Quiet = False,
+    json: Json = False,
+) -> None:
+    """Run a table or figure of the paper at a scale of your choice, and set it beside the published numbers."""
+    from cflat.experiments.exhibits import load_exhibit
+    from cflat.experiments.reproduce import Request, plan_exhibit, reproduce
+    from cflat.experiments.reproduced import write_reproduction
+
+    chosen = chosen_layer(None, overrides, data__root=data_root)
+    request = Request(scale, weights, chosen, tuple(comma_numbers("--seeds", seeds)))
+    exhibit = load_exhibit(name)
+    if exhibit.rows:
+        exhibit = exhibit.select(comma_names(rows), comma_names(columns))
+    elif rows or columns:
+        raise ConfigError(f"{exhibit.name} has no rows and columns to choose from.")
+    plan = plan_exhibit(exhibit, request, out / "runs")
+    if dry_run:
+        _show_plan(plan, json)
+        return
+    folder = out / f"{exhibit.name}-{plan.scale}"
+    with job_executor(executor, quiet or json) as run_on:
+        found = reproduce(plan, run_on)
+    figures = _watch(exhibit, request, folder, is_silent=quiet or json)
+    files = write_reproduction(folder, plan, found, figures)
+    if json:
+        emit_json({"out": str(folder), "files": {kind: str(file) for kind, file in files.items()}, **found.to_dict()})
+        return
+    _show(found, figures, folder)
+    console().print(f"Results: {folder}\nPage:    {files['page']}")
+    next_command("cflat list recipes")
+
+
+def _watch(exhibit: Exhibit, request: Request, folder: Path, *, is_silent: bool) -> list[FigureData]:
+    """Train the runs whose gradients the exhibit's figures show, and draw these."""
+    from cflat.experiments.analyze import analyze
+    from cflat.experiments.interrupts import StopRequest
+    from cflat.experiments.reproduce import watched_config
+    from cflat.train import TrainingInterrupted
+
+    if not exhibit.figures:
+        return []
+
+    def tell(variant: Variant, index: int, total: int) -> None:
+        if not is_silent:
+            note(f"[{index + 1}/{total}] training {variant.name}, watched")
+
+    stop = StopRequest(tell_stopping)
+    try:
+        with stop:
+            return analyze(
+                watched_config(exhibit, request),
+                folder,
+                every=1 if request.scale == "smoke" else 5,
+                formats=("svg", "png"),
+                only=exhibit.figures,
+                tell=tell,
+                should_stop=stop,
+            )
+    except TrainingInterrupted:
+        note("Stopped; finished parts are kept. Go on with the same command.")
+        raise typer.Exit(stop.exit_code) from None
+
+
+def _show(found: Reproduction, figures: list[FigureData], folder: Path) -> None:
+    from cflat.experiments.reproduced import remarks, tables, verdicts
+
+    out = console()
+    out.print(f"{found.exhibit.name}: {found.exhibit.title}\n" + "\n".join(remarks(found)))
+    for made in tables(found):
+        rows = [[cell.text for cell in row] for row in made.rows]
+        out.print()
+        out.print(table(made.name, list(made.columns), rows, num_text=made.num_text))
+    out.print()
+    for sentence in verdicts(found):
+        out.print(sentence)
+    for figure in figures:
+        out.print(f"{figure.title}: {folder / figure.name}.svg")
+
+
+def _show_plan(plan: Plan, as_json: bool) -> None:
+    jobs = plan.all_jobs
+    finished = [job for job in jobs if job.is_finished]
+    if as_json:
+        runs = [{"out": str(job.out), "is_finished": job in finished} for job in jobs]
+        emit_json({"name": plan.exhibit.name, "scale": plan.scale, "missing": dict(plan.missing), "runs": runs})
+        return
+    rows = [[job.out.name, "finished" if job in finished else "to run"] for job in jobs]
+    console().print(table(f"{plan.exhibit.name} at scale {plan.scale}", ["run", "state"], rows, num_text=2))
+    for name, reason in plan.missing.items():
+        console().print(f"{name} is left out: {reason}")
+    if plan.exhibit.figures:
+        console().print(f"Then gradients are watched for {', '.join(plan.exhibit.figures)}.")
+    console().print(f"{len(jobs)} runs, {len(finished)} of them finished.")
