@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from cflat import ConfigError
+from cflat import ConfigError, DataError
 from cflat.experiments.executors import Job, JobsFailed, SerialExecutor, run_jobs
 from cflat.experiments.presets import resolve_config
 from cflat.experiments.ray_executor import RayExecutor
@@ -114,6 +115,15 @@ def test_a_run_with_several_processes_is_refused(tmp_path: Path) -> None:
     several = job(tmp_path / "a", base={**TINY, "runtime": {"devices": 2}})
     with pytest.raises(ConfigError, match=r"runtime\.devices is 2"):
         run_jobs([several], RayExecutor())
+
+
+def test_an_address_where_nobody_listens_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{free.getsockname()[1]}")
+        with pytest.raises(DataError, match="No Ray cluster answers at RAY_ADDRESS=127"):
+            run_jobs([job(tmp_path / "a")], RayExecutor())
 
 
 @pytest.mark.parametrize("gpus", [0, 1.5, float("nan")])

@@ -11,6 +11,7 @@ import logging
 import os
 import platform
 import signal
+import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -38,6 +39,7 @@ GRACE_SECONDS = 60.0
 """How long running jobs may take to finish their step and save."""
 MAX_RETRIES = 3
 """How often a job is begun again, from its checkpoint, after its worker was lost."""
+ANSWER_SECONDS = 10.0
 STORE_BYTES = 128 << 20
 """Shared memory of a Ray that is started here: jobs exchange nothing but their configurations."""
 ADDRESS = "RAY_ADDRESS"
@@ -174,14 +176,27 @@ def _import_ray() -> ModuleType:
         raise ConfigError("The executor 'ray' needs the package ray; run: pip install 'cflat[sweep]'") from None
 
 
+def _require_answer(address: str) -> None:
+    """Refuse an address where nobody listens at once: Ray itself tries for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit():
+        return  # "auto" and the like
+    try:
+        socket.create_connection((host, int(port)), timeout=ANSWER_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise DataError(f"No Ray cluster answers at {ADDRESS}={address}: {error}.") from error
+
+
 def _connect(ray: ModuleType, address: str | None) -> None:
+    if address:
+        _require_answer(address)
     is_main = threading.current_thread() is threading.main_thread()
     handler = signal.getsignal(signal.SIGTERM)
     own: dict[str, Any] = {} if address else {"include_dashboard": False, "object_store_memory": STORE_BYTES}
     try:
         ray.init(address=address or "local", log_to_driver=False, logging_level=logging.ERROR, **own)
     except (ConnectionError, RuntimeError, ValueError) as error:
-        where = f"does not answer at {ADDRESS}={address}" if address else "cannot be started here"
+        where = f"does not let us in at {ADDRESS}={address}" if address else "cannot be started here"
         raise DataError(f"Ray {where}: {' '.join(str(error).split())[:300]}") from error
     finally:
         if is_main:  # Ray replaces the handler, and with it our way to stop
