@@ -232,6 +232,37 @@ def test_a_wrong_combination_is_named_before_any_run(axes: dict[str, Any], messa
     assert not (tmp_path / "out").exists()
 
 
+ANY = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4) | st.sampled_from(["sam", "none"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["low", "high", "name", "x"]), inner),
+    max_leaves=6,
+)
+KEYS = st.sampled_from(["optimizer", "optimizer.rho", "optimizer.name.x", "train", "train.epochs", "seed", "a..b", ""])
+
+
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "base": ANY
+            | st.fixed_dictionaries({"method": st.just("icarl"), "data": st.just("digits"), "optimizer": ANY}),
+            "axes": ANY | st.dictionaries(KEYS, ANY | st.lists(ANY, min_size=1, max_size=3)),
+            "seeds": ANY | st.lists(st.integers(), max_size=3),
+            "sample": ANY | st.integers(1, 20),
+            "sample_seed": ANY,
+            "name": ANY,
+        },
+    )
+)
+def test_any_document_gives_a_plan_or_one_sentence(document: dict[str, Any]) -> None:
+    message = ""
+    try:
+        plan_sweep(parse_sweep(document), Path("/no/such/folder"))
+    except ConfigError as error:
+        message = str(error)
+    assert "\n" not in message
+
+
 def test_files_are_read_and_named(tmp_path: Path) -> None:
     file = tmp_path / "my sweep.yaml"
     file.write_text(yaml.safe_dump({"base": BASE, "axes": AXES}))

@@ -59,7 +59,7 @@ RANGES: dict[str, Range] = {
     "runtime.threads": Range(at_least=1, at_most=4096, integer=True),
     "runtime.prefetch": Range(at_least=0, at_most=4096, integer=True),
     "sweep.seeds": _COUNT_OR_NONE,
-    "sweep.sample": _COUNT,
+    "sweep.sample": Range(at_least=1, at_most=10_000, integer=True),
     "sweep.sample_seed": _COUNT_OR_NONE,
     "method.memory_total": _COUNT,
     "method.memory_per_class": _COUNT,
