@@ -150,7 +150,7 @@ def _ray() -> Iterator[None]:
 @pytest.mark.usefixtures("_ray")
 def test_ray_gives_the_bits_of_the_serial_executor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    grid = [(seed, optimizer) for seed in (0, 1) for optimizer in ("none", "c_flat_turbo")]
+    grid = [(0, "none"), (1, "c_flat_turbo")]
     serial = run_jobs([job(Path("serial") / f"{o}{s}", s, o) for s, o in grid])
     jobs = [job(Path("ray") / f"{o}{s}", s, o) for s, o in grid]
     side_by_side = run_jobs(jobs, RayExecutor())
