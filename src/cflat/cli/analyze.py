@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cflat._errors import ConfigError
+from cflat.cli.jobs import stoppable
 from cflat.cli.options import (
     Config,
     Data,
@@ -22,7 +23,7 @@ from cflat.cli.options import (
     comma_numbers,
     safe_name,
 )
-from cflat.cli.output import console, emit_json, next_command, note, table, tell_stopping
+from cflat.cli.output import console, emit_json, next_command, note, table
 
 if TYPE_CHECKING:
     from cflat.experiments.analyze import Variant
@@ -103,24 +104,18 @@ def _analyze(
     config: RunConfig, folder: Path, every: int, seeds: list[int], formats: list[str], is_silent: bool
 ) -> list[FigureData]:
     from cflat.experiments.analyze import analyze, check_request
-    from cflat.experiments.interrupts import StopRequest
     from cflat.experiments.results import RunFolder
     from cflat.experiments.run import run
-    from cflat.train import TrainingInterrupted
 
     def tell(variant: Variant, index: int, total: int) -> None:
         if not is_silent:
             note(f"[{index + 1}/{total}] training {variant.name}{', watched' if variant.is_recorded else ''}")
 
     check_request(config, formats)
-    stop, own = StopRequest(tell_stopping), RunFolder(folder)
-    try:
-        with stop:
-            if not own.is_finished:
-                run(config, folder, resume=own.config_file.is_file(), should_stop=stop)
-            return analyze(
-                config, folder / "analysis", every=every, seeds=seeds, formats=formats, tell=tell, should_stop=stop
-            )
-    except TrainingInterrupted:
-        note("Stopped; finished parts are kept. Go on with the same command.")
-        raise typer.Exit(stop.exit_code) from None
+    own = RunFolder(folder)
+    with stoppable() as stop:
+        if not own.is_finished:
+            run(config, folder, resume=own.config_file.is_file(), should_stop=stop)
+        return analyze(
+            config, folder / "analysis", every=every, seeds=seeds, formats=formats, tell=tell, should_stop=stop
+        )

@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from cflat.experiments.executors import Executor, Job
+    from cflat.experiments.interrupts import StopRequest
     from cflat.train import Observer
 
-__all__ = ["ExecutorName", "Gpus", "job_executor"]
+__all__ = ["ExecutorName", "Gpus", "job_executor", "stoppable"]
 
 EXECUTORS = ("local", "ray")
 
@@ -44,9 +45,7 @@ def job_executor(name: str, is_silent: bool, gpus: float = 1.0) -> Iterator[Exec
         raise ConfigError(f"Unknown executor {name!r}.{suggest(name, known)} Known: {', '.join(known)}.")
     from cflat.cli.progress import close_all, make_progress
     from cflat.experiments.executors import SerialExecutor
-    from cflat.experiments.interrupts import StopRequest
     from cflat.experiments.ray_executor import RayExecutor
-    from cflat.train import TrainingInterrupted
 
     shown: list[Observer] = []
 
@@ -56,19 +55,30 @@ def job_executor(name: str, is_silent: bool, gpus: float = 1.0) -> Iterator[Exec
         shown.append(make_progress(job.out.name, every_epoch=False))
         return shown[-1:]
 
-    stop = StopRequest(tell_stopping)
     try:
-        with stop:
+        with stoppable() as stop:
             if name == "ray":
                 ray = RayExecutor(gpus, stop)
                 yield ray if is_silent else partial(_tell_each, ray)
             else:
                 yield SerialExecutor(observe, stop)
-    except TrainingInterrupted:
-        note("Stopped; everything so far is saved. Go on with the same command.")
-        raise typer.Exit(stop.exit_code) from None
     finally:
         close_all(shown)
+
+
+@contextmanager
+def stoppable(how_to_go_on: str = "Go on with the same command.") -> Iterator[StopRequest]:
+    """Let a signal end what is inside cleanly: it is asked to save and stop, and the command's exit code says why."""
+    from cflat.experiments.interrupts import StopRequest
+    from cflat.train import TrainingInterrupted
+
+    stop = StopRequest(tell_stopping)
+    try:
+        with stop:
+            yield stop
+    except TrainingInterrupted:
+        note(f"Stopped; everything so far is saved. {how_to_go_on}")
+        raise typer.Exit(stop.exit_code) from None
 
 
 def _tell_each(executor: Executor, jobs: Sequence[Job]) -> Iterator[Job]:

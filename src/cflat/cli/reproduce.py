@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cflat._errors import ConfigError
-from cflat.cli.jobs import ExecutorName, job_executor
+from cflat.cli.jobs import ExecutorName, Gpus, job_executor, stoppable
 from cflat.cli.options import (
     DataRoot,
     Json,
@@ -19,7 +19,7 @@ from cflat.cli.options import (
     comma_names,
     comma_numbers,
 )
-from cflat.cli.output import console, emit_json, next_command, note, table, tell_stopping
+from cflat.cli.output import console, emit_json, next_command, note, table
 
 if TYPE_CHECKING:
     from cflat.experiments.analyze import Variant
@@ -52,6 +52,7 @@ def command(
     weights: Weights = None,
     data_root: DataRoot = None,
     executor: ExecutorName = "local",
+    gpus: Gpus = 1.0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be run")] = False,
     quiet: Quiet = False,
     json: Json = False,
@@ -73,7 +74,7 @@ def command(
         _show_plan(plan, json)
         return
     folder = out / f"{exhibit.name}-{plan.scale}"
-    with job_executor(executor, quiet or json) as run_on:
+    with job_executor(executor, quiet or json, gpus) as run_on:
         found = reproduce(plan, run_on)
     figures = _watch(exhibit, request, folder, is_silent=quiet or json)
     files = write_reproduction(folder, plan, found, figures)
@@ -88,9 +89,7 @@ def command(
 def _watch(exhibit: Exhibit, request: Request, folder: Path, *, is_silent: bool) -> list[FigureData]:
     """Train the runs whose gradients the exhibit's figures show, and draw these."""
     from cflat.experiments.analyze import analyze
-    from cflat.experiments.interrupts import StopRequest
     from cflat.experiments.reproduce import watched_config
-    from cflat.train import TrainingInterrupted
 
     if not exhibit.figures:
         return []
@@ -99,21 +98,16 @@ def _watch(exhibit: Exhibit, request: Request, folder: Path, *, is_silent: bool)
         if not is_silent:
             note(f"[{index + 1}/{total}] training {variant.name}, watched")
 
-    stop = StopRequest(tell_stopping)
-    try:
-        with stop:
-            return analyze(
-                watched_config(exhibit, request),
-                folder,
-                every=1 if request.scale == "smoke" else 5,
-                formats=("svg", "png"),
-                only=exhibit.figures,
-                tell=tell,
-                should_stop=stop,
-            )
-    except TrainingInterrupted:
-        note("Stopped; finished parts are kept. Go on with the same command.")
-        raise typer.Exit(stop.exit_code) from None
+    with stoppable() as stop:
+        return analyze(
+            watched_config(exhibit, request),
+            folder,
+            every=1 if request.scale == "smoke" else 5,
+            formats=("svg", "png"),
+            only=exhibit.figures,
+            tell=tell,
+            should_stop=stop,
+        )
 
 
 def _show(found: Reproduction, figures: list[FigureData], folder: Path) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cflat._errors import ConfigError
+from cflat.cli.jobs import stoppable
 from cflat.cli.options import (
     Config,
     Data,
@@ -26,10 +27,8 @@ from cflat.cli.output import (
     emit_json,
     is_main_process,
     next_command,
-    note,
     percent,
     table,
-    tell_stopping,
 )
 
 if TYPE_CHECKING:
@@ -103,17 +102,11 @@ def command(
 
 def _train(config: RunConfig, folder: Path, is_resumed: bool, observers: list[Observer]) -> RunSummary:
     from cflat.cli.progress import close_all
-    from cflat.experiments.interrupts import StopRequest
     from cflat.experiments.run import run
-    from cflat.train import TrainingInterrupted
 
-    stop = StopRequest(tell_stopping)
     try:
-        with stop:
+        with stoppable(f"Go on: cflat run --resume {folder}") as stop:
             return run(config, folder, resume=is_resumed, observers=observers, should_stop=stop)
-    except TrainingInterrupted:
-        note(f"Stopped; everything so far is saved. Go on: cflat run --resume {folder}")
-        raise typer.Exit(stop.exit_code) from None
     finally:
         close_all(observers)
 
