@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from cflat.cli.main import run_app
+from processes import processes_in
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = """
@@ -114,12 +115,6 @@ def test_without_ray_the_command_says_what_to_install(
     )
 
 
-def workers_in(folder: Path) -> list[str]:
-    """Return the processes that work in a folder, apart from this one."""
-    others = [entry for entry in Path("/proc").glob("[0-9]*") if int(entry.name) != os.getpid()]
-    return [entry.name for entry in others if (entry / "cwd").exists() and (entry / "cwd").samefile(folder)]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_ray_cleanly_and_the_same_command_goes_on(number: signal.Signals, tmp_path: Path) -> None:
@@ -140,5 +135,5 @@ def test_a_signal_ends_ray_cleanly_and_the_same_command_goes_on(number: signal.S
         assert process.returncode == 128 + number, errors
         assert errors.splitlines()[-1] == "Stopped; everything so far is saved. Go on with the same command."
         assert "Traceback" not in errors
-        assert workers_in(tmp_path) == []
+        assert processes_in(tmp_path) == []
         assert list((metrics.parent / "checkpoints").glob("*.pt")), f"turn {turn} saved nothing"

@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -22,6 +21,7 @@ from cflat.experiments.presets import resolve_config
 from cflat.experiments.ray_executor import RayExecutor
 from cflat.experiments.results import RunFolder, RunSummary
 from cflat.train import TrainingInterrupted
+from processes import processes_in
 
 TINY = {
     "method": "icarl",
@@ -190,19 +190,9 @@ def test_a_stop_saves_what_runs(tmp_path: Path) -> None:
     assert not jobs[2].out.exists()
 
 
-def worker_in(folder: Path) -> int | None:
-    """Return the process that works in a folder, apart from this one."""
-    for entry in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # it has ended meanwhile
-            if int(entry.name) != os.getpid() and (entry / "cwd").resolve() == folder:
-                return int(entry.name)
-    return None
-
-
 def kill_when(is_time: Callable[[], bool], folder: Path, number: signal.Signals, killed: list[int]) -> None:
     while not killed:
-        worker = worker_in(folder) if is_time() else None
-        if worker is not None:
+        for worker in processes_in(folder) if is_time() else []:
             os.kill(worker, number)
             killed.append(worker)
         time.sleep(0.02)
