@@ -90,6 +90,12 @@ def test_a_folder_in_use_is_refused(finished: RunFolder, tmp_path: Path) -> None
         run(config(), tmp_path / "file" / "run")
 
 
+def test_what_a_kill_leaves_in_a_new_folder_does_not_block_it(finished: RunFolder, tmp_path: Path) -> None:
+    for name in (".probe", ".config.yaml.4711.tmp"):
+        (tmp_path / name).touch()
+    assert without_time(run(config(), tmp_path)) == without_time(finished.load_summary())
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_an_unwritable_folder_is_said_before_training(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)

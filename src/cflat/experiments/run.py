@@ -184,7 +184,7 @@ def prepare_folder(folder: RunFolder, is_resumed: bool) -> None:
     if is_resumed and not folder.config_file.is_file():
         raise DataError(f"{str(path)!r} holds no run to go on with: it has no config.yaml.")
     try:
-        if not is_resumed and path.exists() and (not path.is_dir() or any(path.iterdir())):
+        if not is_resumed and path.exists() and (not path.is_dir() or any(map(_is_content, path.iterdir()))):
             raise DataError(
                 f"{str(path)!r} is not empty. Choose another --out, or go on with: cflat run --resume {path}"
             )
@@ -194,6 +194,11 @@ def prepare_folder(folder: RunFolder, is_resumed: bool) -> None:
     probe = path / ".probe"
     write_atomic(probe, b"")
     probe.unlink()
+
+
+def _is_content(entry: Path) -> bool:
+    """Whether a file is more than what a run leaves that was killed while it made its folder."""
+    return not entry.name.startswith(".")
 
 
 def _describe(folder: RunFolder, config: RunConfig, parts: Assembly, is_resumed: bool) -> None:
