@@ -28,9 +28,11 @@ def test_one_number_gives_a_line_for_each_name() -> None:
     cases = [case(rho / 10, optimizer__name=name, optimizer__rho=rho) for name in ("sam", "gam") for rho in (3, 1, 2)]
     figure = drawn([*cases, case(0.9, optimizer__name="none")])
     curves = [mark for mark in figure.panels[0].marks if isinstance(mark, Curve)]
-    assert [curve.name for curve in curves] == ["gam", "sam"]
-    assert all(curve.x == [1, 2, 3] for curve in curves)
+    assert [curve.name for curve in curves] == ["gam", "sam", "none"]
+    assert [curve.x for curve in curves] == [[1, 2, 3], [1, 2, 3], [1, 3]]
     assert curves[0].y == pytest.approx([10, 20, 30])
+    assert (curves[2].y, curves[2].style) == ([90, 90], "dashed")  # it has no radius: a level to compare with
+    assert figure.panels[1].marks[2].y == [10, 10]
 
 
 def test_two_numbers_give_a_map_for_each_name() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -52,7 +52,7 @@ def sweep_figure(title: str, cases: Sequence[SweepCase]) -> FigureData:
     having = [case for case in cases if all(key in case.settings for key in keys)]
     title = f"Sweep {title}"
     if len(keys) == 1:
-        return _lines(title, keys[0], having)
+        return _lines(title, keys[0], having, [case for case in cases if keys[0] not in case.settings])
     if len(keys) == 2 and _is_grid(keys, having):
         return _maps(title, keys, having)
     return _points(title, keys, having) if keys else _bars(title, cases)
@@ -69,10 +69,23 @@ def _numeric_keys(cases: Sequence[SweepCase]) -> list[str]:
     ]
 
 
-def _lines(title: str, key: str, cases: Sequence[SweepCase]) -> FigureData:
+def _lines(title: str, key: str, cases: Sequence[SweepCase], without: Sequence[SweepCase]) -> FigureData:
+    """Draw lines over a number, and a level line for each case that does not have it, such as the plain optimizer."""
     points = [SweepPoint(case.name([key]), case.settings[key], case.accuracy, case.images_per_second) for case in cases]
     drawn = sensitivity(key, sorted(points, key=lambda point: point.name))
-    return FigureData("sweep", title, drawn.panels, drawn.caption)
+    ends = [float(end(case.settings[key] for case in cases)) for end in (min, max)]
+    panels = [
+        replace(panel, marks=[*panel.marks, *(Curve(case.name(), ends, [y, y], style="dashed") for case, y in levels)])
+        for panel, levels in zip(
+            drawn.panels,
+            (
+                [(case, case.percent) for case in without],
+                [(case, float(np.mean(case.images_per_second))) for case in without],
+            ),
+            strict=True,
+        )
+    ]
+    return FigureData("sweep", title, panels, drawn.caption)
 
 
 def _is_grid(keys: Sequence[str], cases: Sequence[SweepCase]) -> bool:
