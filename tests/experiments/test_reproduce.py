@@ -15,9 +15,10 @@ import pytest
 from cflat import ConfigError, DataError
 from cflat.data import list_datasets
 from cflat.experiments.executors import Job, SerialExecutor
+from cflat.experiments.exhibit_figures import picture
 from cflat.experiments.exhibits import Exhibit, Published, list_exhibits, load_exhibit
 from cflat.experiments.reproduce import SCALES, Entry, Reproduction, Request, plan_exhibit, reproduce, watched_config
-from cflat.experiments.reproduced import markdown, picture, tables, verdicts, write_reproduction
+from cflat.experiments.reproduced import markdown, tables, verdicts, write_reproduction
 from cflat.experiments.results import RunFolder
 from cflat.figures.model import FigureData
 from cflat.metrics import Spread

@@ -34,6 +34,12 @@ SCALES: dict[str, Layer] = {
     "smoke": {"preset": "smoke", "stream": {"max_tasks": 2}},
 }
 """What a scale sets in all runs; what the exhibit and the user say is laid over it."""
+MEANINGS = {
+    "paper": "The paper's settings.",
+    "cpu": "A small network and few images: compare signs and ratios with the paper, not values.",
+    "smoke": "Tiny random networks on digits: this shows that everything runs, and nothing else.",
+}
+HERE, PAPER = "here", "the paper"
 SPEED, COUNTED = "images_per_second", "evaluations_per_step"
 SMOKE_KEEPS = ("method", "optimizer", "stream")
 """Sections of an exhibit that mean something on tiny networks and images."""
@@ -84,6 +90,17 @@ class Reproduction:
     missing: Mapping[str, str]
     num_seeds: int
     """Runs behind each number; 0 if nothing had to be run."""
+
+    @property
+    def repeats(self) -> str:
+        """How many runs are behind each number, in words."""
+        what = "class order" if self.exhibit.repeat == "order" else "seed"
+        return f"one {what}" if self.num_seeds == 1 else f"{self.num_seeds} {what}s"
+
+    @property
+    def meaning(self) -> str:
+        """What the numbers of this scale are good for."""
+        return MEANINGS[self.scale]
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for ``table.json``."""
