@@ -124,10 +124,10 @@ def verdicts(found: Reproduction) -> list[str]:
         if not own:
             continue
         here = [contrast.measured for contrast in own if contrast.measured is not None]
-        text = f"{name} against {own[0].reference}, Avg: here {mean(here):+.2f} points, above in {_wins(here)}"
+        text = f"{name} against {own[0].reference}, Avg: here {_gain(here)}"
         printed = [contrast.published for contrast in own if contrast.published is not None]
         if printed:
-            text += f"; in the paper {mean(printed):+.2f} points, above in {_wins(printed)}"
+            text += f"; in the paper {_gain(printed)}"
         sentences.append(text + f" ({found.repeats}).")
     return sentences
 
@@ -182,5 +182,7 @@ def _csv(found: Reproduction) -> str:
     return text.getvalue()
 
 
-def _wins(values: Sequence[float]) -> str:
-    return f"{sum(value > 0 for value in values)} of {len(values)}"
+def _gain(differences: Sequence[float]) -> str:
+    """Return the mean of differences, and how many of several are gains."""
+    wins = f", above in {sum(value > 0 for value in differences)} of {len(differences)}"
+    return f"{mean(differences):+.2f} points" + (wins if len(differences) > 1 else "")
