@@ -259,7 +259,7 @@ def test_gains_are_halved_in_the_picture_as_they_were_invented() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("titel: x", r"Unknown key 'mine\.titel'\. Did you mean 'title'"),
+        ("titles: x", r"Unknown key 'mine\.titles'\. Did you mean 'title'"),
         ("columns: 3\nrows: []", "columns must be a list, got 3"),
         ("title: x", "must have rows and columns, or figures"),
         ("columns: [{name: c, metrics: [awg]}]\nrows: [{name: r}]", "Unknown metric 'awg'. Did you mean 'avg'"),
