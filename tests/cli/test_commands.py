@@ -180,6 +180,8 @@ def test_data_is_checked(capsys: pytest.CaptureFixture[str]) -> None:
         (["reproduce", "table1", "--rows", "eese"], "Did you mean 'ease'?"),
         (["reproduce", "fig3", "--rows", "ease"], "no rows and columns"),
         (["reproduce", "fig1"], "is a drawing"),
+        (["reproduce", "fig5", "--scale", "smoke", "runtime.devices=2"], "runtime.devices=1"),
+        (["reproduce", "table1", "--scale", "smoke", "--seeds", "0,0"], "would pretend a spread"),
         (["list", "method"], "Did you mean 'methods'?"),
         (["list", "keys", "icarll"], "Did you mean 'icarl'?"),
         (["list", "methods", "icarl"], "A name goes with keys only"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -11,10 +10,10 @@ import pytest
 
 from cflat import ConfigError, DataError
 from cflat.experiments.compare import Comparison, compare, plan_jobs
-from cflat.experiments.executors import Job, SerialExecutor
 from cflat.experiments.report import write_comparison
 from cflat.experiments.results import RunFolder
 from cflat.metrics import paired_difference
+from counting import Counting
 from report.pages import Page
 
 TINY = {
@@ -23,17 +22,6 @@ TINY = {
     "preset": "smoke",
     "stream": {"initial": 5, "increment": 5},
 }
-
-
-class Counting:
-    """The serial executor, counting what it was given."""
-
-    def __init__(self) -> None:
-        self.jobs: list[Job] = []
-
-    def __call__(self, jobs: Sequence[Job]) -> Iterator[Job]:
-        self.jobs += jobs
-        return SerialExecutor()(jobs)
 
 
 @pytest.fixture(scope="module")

@@ -10,17 +10,18 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from cflat import ConfigError, DataError
-from cflat.experiments.executors import Job, JobsFailed, SerialExecutor, run_jobs
+from cflat.experiments.executors import Job, JobsFailed, run_jobs
 from cflat.experiments.presets import resolve_config
 from cflat.experiments.ray_executor import RayExecutor
 from cflat.experiments.results import RunFolder, RunSummary
 from cflat.train import TrainingInterrupted
+from counting import Counting
 from processes import processes_in
 
 TINY = {
@@ -35,17 +36,6 @@ LONG = {**TINY, "train": {"epochs": 25, "checkpoint_minutes": 0}}
 
 def job(out: Path, seed: int = 0, optimizer: str = "none", base: dict = TINY) -> Job:
     return Job(resolve_config({**base, "optimizer": optimizer, "seed": seed}), out)
-
-
-class Counting:
-    """The serial executor, counting what it was given."""
-
-    def __init__(self) -> None:
-        self.jobs: list[Job] = []
-
-    def __call__(self, jobs: Sequence[Job]) -> Iterator[Job]:
-        self.jobs += jobs
-        return SerialExecutor()(jobs)
 
 
 def learned(summary: RunSummary) -> dict:

@@ -6,7 +6,6 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +13,6 @@ import pytest
 
 from cflat import ConfigError, DataError
 from cflat.data import list_datasets
-from cflat.experiments.executors import Job, SerialExecutor
 from cflat.experiments.exhibit_figures import picture
 from cflat.experiments.exhibits import Exhibit, Published, list_exhibits, load_exhibit
 from cflat.experiments.reproduce import SCALES, Entry, Reproduction, Request, plan_exhibit, reproduce, watched_config
@@ -22,6 +20,7 @@ from cflat.experiments.reproduced import markdown, tables, verdicts, write_repro
 from cflat.experiments.results import RunFolder
 from cflat.figures.model import FigureData
 from cflat.metrics import Spread
+from counting import Counting
 
 NAMES = [exhibit.name for exhibit in list_exhibits()]
 LABELS = {
@@ -47,17 +46,6 @@ rows:
   - {group: A, name: +SAM, settings: {optimizer: sam}, published: [[51, 41, 50], [59, null]]}
 """
 TINY = {"data": {"train_per_class": 4, "test_per_class": 4}}
-
-
-class Counting:
-    """The serial executor, counting what it was given."""
-
-    def __init__(self) -> None:
-        self.jobs: list[Job] = []
-
-    def __call__(self, jobs: Sequence[Job]) -> Iterator[Job]:
-        self.jobs += jobs
-        return SerialExecutor()(jobs)
 
 
 @pytest.fixture(autouse=True)
@@ -177,6 +165,11 @@ def test_columns_without_data_are_left_out_and_named(tmp_path: Path) -> None:
     assert {job.config.data.name for job in plan.all_jobs} == {"cifar100"}
     with pytest.raises(DataError, match="needs a data root"):
         plan_exhibit(exhibit, Request("cpu", weights="random"), tmp_path)
+    ease = exhibit.select(["ease"], ["cifar100"])
+    there = replace(ease.rows[1], settings={**ease.rows[1].settings, "data": "cub200"})
+    mixed = plan_exhibit(replace(ease, rows=(ease.rows[0], there)), request, tmp_path)
+    assert list(mixed.missing) == ["EASE +C-Flat, CIFAR100 B0_Inc10"]
+    assert [len(line[0]) for line in mixed.jobs] == [1, 0]
 
 
 def test_weights_go_to_pretrained_backbones_alone(everywhere: Path) -> None:
@@ -267,6 +260,10 @@ def test_gains_are_halved_in_the_picture_as_they_were_invented() -> None:
         ("columns: [{name: c}]\nrows: [{name: r, published: [[1]]}]", r"published of 'r' must have \[2\] numbers"),
         ("columns: [{name: c}]\nrows: [{name: r, published: [[1, x]]}]", "must look like 59.13"),
         ("columns: [{name: c, titles: [a]}]\nrows: [{name: r}]", "needs one title for each"),
+        ("columns: [{name: c}, {name: c}]\nrows: [{name: r}]", "every column must have a name of its own"),
+        ("seeds: [0, 0]\ncolumns: [{name: c}]\nrows: [{name: r}]", "seeds must list different seeds"),
+        ("scales: {cpu: 3}\ncolumns: [{name: c}]\nrows: [{name: r}]", r"scales\.cpu must hold keys"),
+        ("draw: {x: optimizer.rho}\ncolumns: [{name: c}]\nrows: [{name: r}]", r"a number at optimizer\.rho"),
         ("columns: [{name: c, colour: red}]\nrows: [{name: r}]", r"columns\[0\]\.colour"),
     ],
 )
@@ -285,6 +282,8 @@ def test_wrong_names_are_answered_with_the_nearest() -> None:
         load_exhibit("table1").select(["eese"])
     with pytest.raises(ConfigError, match=r"Unknown scale 'cpus'\. Did you mean 'cpu'"):
         Request("cpus")
+    with pytest.raises(ConfigError, match="would pretend a spread"):
+        Request("cpu", seeds=(1, 1))
 
 
 @pytest.mark.slow

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = ["EXAMPLES", "command"]
 
+FORMATS = ("svg", "png")
+
 EXAMPLES = """\b
 Examples:
   cflat reproduce table1 --scale smoke                   seconds, no files: does everything run?
@@ -58,8 +60,9 @@ def command(
     json: Json = False,
 ) -> None:
     """Run a table or figure of the paper at a scale of your choice, and set it beside the published numbers."""
+    from cflat.experiments.analyze import check_request
     from cflat.experiments.exhibits import load_exhibit
-    from cflat.experiments.reproduce import Request, plan_exhibit, reproduce
+    from cflat.experiments.reproduce import Request, plan_exhibit, reproduce, watched_config
     from cflat.experiments.reproduced import write_reproduction
 
     chosen = chosen_layer(None, overrides, data__root=data_root)
@@ -70,6 +73,8 @@ def command(
     elif rows or columns:
         raise ConfigError(f"{exhibit.name} has no rows and columns to choose from.")
     plan = plan_exhibit(exhibit, request, out / "runs")
+    if exhibit.figures:  # before anything is trained
+        check_request(watched_config(exhibit, request), FORMATS, exhibit.figures)
     if dry_run:
         _show_plan(plan, json)
         return
@@ -103,7 +108,7 @@ def _watch(exhibit: Exhibit, request: Request, folder: Path, *, is_silent: bool)
             watched_config(exhibit, request),
             folder,
             every=1 if request.scale == "smoke" else 5,
-            formats=("svg", "png"),
+            formats=FORMATS,
             only=exhibit.figures,
             tell=tell,
             should_stop=stop,

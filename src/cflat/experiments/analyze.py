@@ -93,7 +93,7 @@ def analyze(
         ConfigError: If the run cannot be watched.
         DataError: If the folder is not usable.
     """
-    check_request(config, formats)
+    check_request(config, formats, only)
     variants, rho = plan_variants(config, seeds, only), radius_of(config)
     results: dict[str, dict[str, Any]] = {}
     for index, variant in enumerate(variants):
@@ -120,13 +120,16 @@ def analyze(
     return figures
 
 
-def check_request(config: RunConfig, formats: Sequence[str]) -> None:
+def check_request(config: RunConfig, formats: Sequence[str], only: Sequence[str] = ()) -> None:
     """Refuse what cannot be done before anything is trained.
 
     Raises:
-        ConfigError: If the run cannot be watched, or a format is unknown.
+        ConfigError: If the run cannot be watched, a format is unknown, or a figure cannot be asked for alone.
     """
     check_watchable(config.runtime)
+    for name in only:
+        if name not in WATCHED:
+            raise ConfigError(f"The figure {name!r} cannot be made alone. Known: {', '.join(WATCHED)}.")
     for name in formats:
         if name not in FORMATS:
             raise ConfigError(f"Unknown format {name!r}. Known: {', '.join(FORMATS)}.")
@@ -139,13 +142,7 @@ def plan_variants(config: RunConfig, seeds: Sequence[int] = (), only: Sequence[s
         config: The run.
         seeds: Further seeds for the grid.
         only: Some of `WATCHED`, to plan only what they need; empty plans everything.
-
-    Raises:
-        ConfigError: If a figure cannot be asked for alone.
     """
-    for name in only:
-        if name not in WATCHED:
-            raise ConfigError(f"The figure {name!r} cannot be made alone. Known: {', '.join(WATCHED)}.")
     own = config.optimizer.name
     rho = radius_of(config)
     turbo = config.optimizer.keywords() if own == "c_flat_turbo" else {"rho": rho}

@@ -6,6 +6,8 @@ checked here: section by section (`validate`), then as a whole (`checks`).
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from typing import Any
@@ -51,6 +53,10 @@ class RunConfig:
     """Decides everything random but the class order and the choice of images."""
     preset: str = "custom"
     """The preset that the configuration started from."""
+
+    def fingerprint(self) -> str:
+        """Return a hash that no other configuration has."""
+        return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()
 
     def to_dict(self) -> Layer:
         """Return plain values, in the order of declaration; `parse_config` reads them back."""

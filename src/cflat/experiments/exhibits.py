@@ -15,9 +15,10 @@ from typing import Any, Literal
 
 from cflat._errors import ConfigError
 from cflat._registry import suggest
-from cflat.experiments.documents import read_document
+from cflat.experiments.commands import flatten
+from cflat.experiments.documents import merge, read_document
 from cflat.experiments.measures import metric_title
-from cflat.experiments.validate import parse_section, quote
+from cflat.experiments.validate import parse_section, quote, require_mapping
 
 __all__ = ["Column", "Drawing", "Exhibit", "Line", "Published", "list_exhibits", "load_exhibit"]
 
@@ -184,12 +185,30 @@ def _check(exhibit: Exhibit) -> None:
             raise ConfigError(f"{name}: the column {column.name!r} needs one title for each of its metrics.")
         for metric in column.metrics:
             metric_title(metric)
+    if len({column.name for column in exhibit.columns}) < len(exhibit.columns):
+        raise ConfigError(f"{name}: every column must have a name of its own.")
+    if not exhibit.seeds or len(set(exhibit.seeds)) < len(exhibit.seeds):
+        raise ConfigError(f"{name}: seeds must list different seeds, got {quote(list(exhibit.seeds))}.")
+    for scale, settings in exhibit.scales.items():
+        require_mapping(settings, f"{name}: scales.{scale}")
+    _check_drawing(exhibit)
     shape = [len(column.metrics) for column in exhibit.columns]
     for line in exhibit.rows:
         if line.published and [len(numbers) for numbers in line.published] != shape:
             raise ConfigError(f"{name}: published of {line.name!r} must have {shape} numbers for the columns.")
         for value in (number for numbers in line.published for number in numbers if number is not None):
             _parse_number(value)
+
+
+def _check_drawing(exhibit: Exhibit) -> None:
+    """Refuse a picture over settings that some line does not have, before anything is run."""
+    for key in filter(None, (exhibit.draw.x, exhibit.draw.by)):
+        for line in exhibit.rows:
+            value = flatten(merge(exhibit.settings, line.settings)).get(key)
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if value is None or (key == exhibit.draw.x and not is_number):
+                what = "a number" if key == exhibit.draw.x else "a value"
+                raise ConfigError(f"{exhibit.name}: draw needs {what} at {key} in every row; {line.name!r} has none.")
 
 
 def _parse_number(value: Any) -> Published:

@@ -5,8 +5,6 @@ Runs lie in folders named by their configuration, so that tables share them and 
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,6 +20,7 @@ from cflat.experiments.executors import Executor, Job, run_jobs
 from cflat.experiments.exhibits import Exhibit, Line, Published
 from cflat.experiments.measures import config_value, is_config, measure, metric_title
 from cflat.experiments.presets import resolve_config
+from cflat.experiments.validate import require_mapping
 from cflat.metrics import Spread, spread
 
 __all__ = ["SCALES", "Entry", "Plan", "Reproduction", "Request", "plan_exhibit", "reproduce", "watched_config"]
@@ -54,7 +53,7 @@ class Plan:
     jobs: tuple[tuple[tuple[Job, ...], ...], ...]
     """By line, column, seed."""
     missing: Mapping[str, str]
-    """Why columns are left out, by their names."""
+    """Why columns, or single lines in them, are left out, by their names."""
 
     @property
     def all_jobs(self) -> list[Job]:
@@ -138,6 +137,8 @@ class Request:
     """Instead of the exhibit's own; of those, small scales take the first."""
 
     def __post_init__(self) -> None:
+        if len(set(self.seeds)) < len(self.seeds):
+            raise ConfigError(f"Seeds must be given once each: {list(self.seeds)} would pretend a spread.")
         if self.scale not in SCALES:
             known = list(SCALES)
             raise ConfigError(f"Unknown scale {self.scale!r}.{suggest(self.scale, known)} Known: {', '.join(known)}.")
@@ -158,20 +159,20 @@ def plan_exhibit(exhibit: Exhibit, request: Request, out: Path) -> Plan:
     needs_data = not _is_of_settings(exhibit)
     request = request if needs_data else replace(request, scale="paper")
     seeds = request.seeds or (exhibit.seeds if request.scale == "paper" else exhibit.seeds[:1])
-    missing: dict[str, str] = {}
+    absences: dict[tuple[int, int], str] = {}
     planned = []
-    for line in exhibit.rows:
-        cells = []
-        for column in exhibit.columns:
+    for row, line in enumerate(exhibit.rows):
+        cells: list[tuple[Job, ...]] = []
+        for index, column in enumerate(exhibit.columns):
             configs = [_config(exhibit, request, merge(column.settings, line.settings), seed) for seed in seeds]
             reason = _absence(configs[0]) if needs_data else None
             if reason is not None:
-                missing[column.name] = reason
+                absences[row, index] = reason
             cells.append(() if reason is not None else tuple(Job(c, out / request.scale / _folder(c)) for c in configs))
         planned.append(tuple(cells))
-    if missing and len(missing) == len(exhibit.columns):
-        raise DataError(" ".join(dict.fromkeys(missing.values())))
-    return Plan(exhibit, request.scale, tuple(planned), missing)
+    if absences and len(absences) == len(exhibit.rows) * len(exhibit.columns):
+        raise DataError(" ".join(dict.fromkeys(absences.values())))
+    return Plan(exhibit, request.scale, tuple(planned), _missing(exhibit, absences))
 
 
 def reproduce(plan: Plan, executor: Executor | None = None) -> Reproduction:
@@ -227,10 +228,20 @@ def _config(exhibit: Exhibit, request: Request, settings: Layer, seed: int) -> R
 
 def _tiny(settings: Layer) -> Layer:
     """Return settings on embedded digits, turned ones for domains; whatever the table is about, it runs anywhere."""
-    name = settings["data"]["name"]
-    has_domains = bool(dataset_spec(name).domains) or settings.get("stream", {}).get("scenario") == "domain"
+    data, stream = (require_mapping(settings.get(key, {}), key) for key in ("data", "stream"))
+    has_domains = stream.get("scenario") == "domain" or bool(dataset_spec(str(data.get("name", "digits"))).domains)
     kept = {key: value for key, value in settings.items() if key in SMOKE_KEEPS}
     return {**kept, "data": {"name": "rotated_digits" if has_domains else "digits"}}
+
+
+def _missing(exhibit: Exhibit, absences: Mapping[tuple[int, int], str]) -> dict[str, str]:
+    """Name what is left out: whole columns where no line has data, else the lines that have none."""
+    missing: dict[str, str] = {}
+    for (row, index), reason in absences.items():
+        column, line = exhibit.columns[index], exhibit.rows[row]
+        is_whole = all((other, index) in absences for other in range(len(exhibit.rows)))
+        missing[column.name if is_whole else f"{line.group} {line.name}, {column.name}".strip()] = reason
+    return missing
 
 
 def _absence(config: RunConfig) -> str | None:
@@ -244,10 +255,8 @@ def _absence(config: RunConfig) -> str | None:
 
 def _folder(config: RunConfig) -> str:
     """Return a name that people can read and that no other configuration has."""
-    text = json.dumps(config.to_dict(), sort_keys=True, default=str)
-    digest = hashlib.sha256(text.encode()).hexdigest()[:10]
     data = config.data.name.partition(":")[0]
-    return f"{config.method.name}-{data}-{config.optimizer.name}-seed{config.seed}-{digest}"
+    return f"{config.method.name}-{data}-{config.optimizer.name}-seed{config.seed}-{config.fingerprint()[:10]}"
 
 
 def _entry_values(entry: Entry) -> dict[str, Any]:

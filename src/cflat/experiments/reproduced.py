@@ -48,7 +48,7 @@ def write_reproduction(
         tables=tuple(tables(found)),
     )
     files["page"] = folder / "report.html"
-    title = f"{found.exhibit.name} of the paper" + (f", scale {found.scale}" if found.num_seeds else "")
+    title = f"{found.exhibit.name}, scale {found.scale}"
     if plan.all_jobs:
         roots = [job.out for job in plan.all_jobs]
         write_report(roots, files["page"], title, lead=lead, headlines=verdicts(found))

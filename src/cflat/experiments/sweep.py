@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import hashlib
 import io
 import json
 import re
@@ -104,14 +103,14 @@ def plan_sweep(sweep: Sweep, out: Path) -> list[Combination]:
     configs: dict[str, tuple[Settings, RunConfig]] = {}
     for settings in sweep.combinations():
         config = _resolve(sweep, settings)
-        configs.setdefault(_key(config), (settings, config))
+        configs.setdefault(config.fingerprint(), (settings, config))
     members = [(own, [replace(config, seed=seed) for seed in sweep.seeds]) for own, config in configs.values()]
     known = _known_runs(out)
     # Folders in use by this sweep; one that holds anything else is an error, as everywhere.
-    taken = {known[key] for _, own in members for key in map(_key, own) if key in known}
+    taken = {known[key] for _, own in members for key in (one.fingerprint() for one in own) if key in known}
 
     def folder(settings: Settings, config: RunConfig) -> Path:
-        return known.get(_key(config)) or _free_folder(out, settings, config, taken)
+        return known.get(config.fingerprint()) or _free_folder(out, settings, config, taken)
 
     return [Combination(own, tuple(Job(one, folder(own, one)) for one in seeds)) for own, seeds in members]
 
@@ -158,7 +157,7 @@ def _free_folder(out: Path, settings: Settings, config: RunConfig, taken: set[Pa
     name = _folder_name(settings)
     path = out / f"{name}-seed{config.seed}"
     if path in taken:
-        path = out / f"{name}-{hashlib.sha256(_key(config).encode()).hexdigest()[:8]}-seed{config.seed}"
+        path = out / f"{name}-{config.fingerprint()[:8]}-seed{config.seed}"
     taken.add(path)
     return path
 
@@ -183,7 +182,7 @@ def _known_runs(out: Path) -> dict[str, Path]:
     known = {}
     for file in sorted(out.glob("*/config.yaml")):
         with suppress(DataError):
-            known[_key(RunFolder(file.parent).load_config())] = file.parent
+            known[RunFolder(file.parent).load_config().fingerprint()] = file.parent
     return known
 
 
@@ -192,10 +191,6 @@ def _resolve(sweep: Sweep, settings: Settings) -> RunConfig:
         return resolve_config({**sweep.layer(settings), "seed": sweep.seeds[0]})
     except ConfigError as error:
         raise ConfigError(f"With {describe(settings)}: {error}") from None
-
-
-def _key(config: RunConfig) -> str:
-    return json.dumps(config.to_dict(), sort_keys=True)
 
 
 def _cell(value: Any) -> str:
