@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from cflat.experiments.executors import Job, SerialExecutor
+from cflat.runs.jobs import Job, SerialExecutor
 
 
 class Counting:

@@ -16,10 +16,10 @@ from cflat.cli.main import run_app
 from cflat.cli.options import safe_name
 from cflat.cli.output import percent, plus_minus
 from cflat.cli.progress import BarProgress
-from cflat.experiments.documents import parse_overrides
-from cflat.experiments.presets import resolve_config
-from cflat.experiments.results import RunFolder
-from cflat.experiments.run import run
+from cflat.config.documents import parse_overrides
+from cflat.config.presets import resolve_config
+from cflat.runs.folder import RunFolder
+from cflat.runs.run import run
 
 SMOKE = ["run", "--method", "icarl", "--data", "digits", "--preset", "smoke", "stream.initial=5", "stream.increment=5"]
 

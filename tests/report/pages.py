@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from cflat.experiments.config import RunConfig
-from cflat.experiments.presets import resolve_config
-from cflat.experiments.results import RunFolder, RunSummary
+from cflat.config.presets import resolve_config
+from cflat.config.run_config import RunConfig
 from cflat.metrics import AccuracyMatrix
+from cflat.runs.folder import RunFolder, RunSummary
 
 NUM_TASKS = 5
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cflat.experiments.report import write_report
 from cflat.figures import Curve, FigureData, Panel
+from cflat.report.write import write_report
 from report.browser import Browser, missing_programs, open_browser
 from report.pages import config_of, write_run
 

@@ -12,14 +12,14 @@ import pytest
 
 from cflat import DataError
 from cflat.cli.main import run_app
-from cflat.experiments.commands import reproduce_command
-from cflat.experiments.config import parse_config
-from cflat.experiments.report import collect_report, write_report
-from cflat.experiments.results import RunFolder
+from cflat.config.commands import reproduce_command
+from cflat.config.run_config import parse_config
 from cflat.figures import Curve, FigureData, Panel
 from cflat.figures.model import MAX_POINTS
 from cflat.report.build import build_page, embed_json
 from cflat.report.model import Cell, Problem, ReportData, Section, Table
+from cflat.report.write import collect_report, write_report
+from cflat.runs.folder import RunFolder
 from report.pages import NUM_TASKS, Page, config_of, write_run
 
 OWN_SIZE = 1_500_000

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
-from cflat.experiments.presets import resolve_config
-from cflat.experiments.run import assemble
+from cflat.config.presets import resolve_config
+from cflat.runs.run import assemble
 from cflat.train import OptimizerChoice, Runtime, run_stream
 
 

@@ -26,9 +26,9 @@ from cflat.cli.options import (
 from cflat.cli.output import console, emit_json, next_command, note, table
 
 if TYPE_CHECKING:
-    from cflat.experiments.analyze import Variant
-    from cflat.experiments.config import RunConfig
+    from cflat.config.run_config import RunConfig
     from cflat.figures import FigureData
+    from cflat.studies.analyze import Variant
 
 __all__ = ["EXAMPLES", "command"]
 
@@ -85,8 +85,8 @@ def command(
 
 def _subject(folders: list[str], layer: dict[str, object], out: Path | None) -> tuple[RunConfig, Path]:
     """Return the run to analyse and its folder."""
-    from cflat.experiments.presets import resolve_config
-    from cflat.experiments.results import RunFolder
+    from cflat.config.presets import resolve_config
+    from cflat.runs.folder import RunFolder
 
     if folders:
         if len(folders) > 1 or layer or out is not None:
@@ -103,9 +103,9 @@ def _subject(folders: list[str], layer: dict[str, object], out: Path | None) -> 
 def _analyze(
     config: RunConfig, folder: Path, every: int, seeds: list[int], formats: list[str], is_silent: bool
 ) -> list[FigureData]:
-    from cflat.experiments.analyze import analyze, check_request
-    from cflat.experiments.results import RunFolder
-    from cflat.experiments.run import run
+    from cflat.runs.folder import RunFolder
+    from cflat.runs.run import run
+    from cflat.studies.analyze import analyze, check_request
 
     def tell(variant: Variant, index: int, total: int) -> None:
         if not is_silent:

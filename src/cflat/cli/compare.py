@@ -27,8 +27,8 @@ from cflat.cli.options import (
 from cflat.cli.output import console, emit_json, next_command, plus_minus, table
 
 if TYPE_CHECKING:
-    from cflat.experiments.compare import Comparison
     from cflat.metrics import PairedDifference
+    from cflat.studies.compare import Comparison
 
 __all__ = ["EXAMPLES", "command", "show_comparison"]
 
@@ -58,8 +58,7 @@ def command(
     json: Json = False,
 ) -> None:
     """Compare optimizers on one method and dataset: mean and spread over seeds, paired differences."""
-    from cflat.experiments.compare import compare
-    from cflat.experiments.report import write_comparison
+    from cflat.studies.compare import compare, write_comparison
 
     layer = chosen_layer(
         config,

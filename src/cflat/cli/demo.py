@@ -36,8 +36,7 @@ def command(
     json: Json = False,
 ) -> None:
     """Train iCaRL on digits with a plain optimizer, C-Flat and C-Flat Turbo over three seeds, and show the result."""
-    from cflat.experiments.compare import compare
-    from cflat.experiments.report import write_comparison
+    from cflat.studies.compare import compare, write_comparison
 
     with job_executor("local", quiet or json) as executor:
         comparison = compare(DEMO, OPTIMIZERS, SEEDS, out, executor)

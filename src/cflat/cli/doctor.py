@@ -23,7 +23,7 @@ OPTIONAL = {"ray": "cflat[sweep]", "tensorboard": "cflat[track]", "wandb": "cfla
 
 def command(json: Json = False) -> None:
     """Report versions, devices, memory, disk and the data root."""
-    from cflat.experiments.environment import describe_environment
+    from cflat.runs.environment import describe_environment
 
     facts = {**describe_environment(), "data_root": _data_root(), "free_disk_bytes": shutil.disk_usage(".").free}
     facts["optional"] = {name: find_spec(name) is not None for name in OPTIONAL}

@@ -16,8 +16,8 @@ from cflat.cli.output import note, tell_stopping
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from cflat.experiments.executors import Executor, Job
-    from cflat.experiments.interrupts import StopRequest
+    from cflat.runs.interrupts import StopRequest
+    from cflat.runs.jobs import Executor, Job
     from cflat.train import Observer
 
 __all__ = ["ExecutorName", "Gpus", "job_executor", "stoppable"]
@@ -44,8 +44,8 @@ def job_executor(name: str, is_silent: bool, gpus: float = 1.0) -> Iterator[Exec
         known = list(EXECUTORS)
         raise ConfigError(f"Unknown executor {name!r}.{suggest(name, known)} Known: {', '.join(known)}.")
     from cflat.cli.progress import close_all, make_progress
-    from cflat.experiments.executors import SerialExecutor
-    from cflat.experiments.ray_executor import RayExecutor
+    from cflat.runs.jobs import SerialExecutor
+    from cflat.runs.ray_executor import RayExecutor
 
     shown: list[Observer] = []
 
@@ -69,7 +69,7 @@ def job_executor(name: str, is_silent: bool, gpus: float = 1.0) -> Iterator[Exec
 @contextmanager
 def stoppable(how_to_go_on: str = "Go on with the same command.") -> Iterator[StopRequest]:
     """Let a signal end what is inside cleanly: it is asked to save and stop, and the command's exit code says why."""
-    from cflat.experiments.interrupts import StopRequest
+    from cflat.runs.interrupts import StopRequest
     from cflat.train import TrainingInterrupted
 
     stop = StopRequest(tell_stopping)

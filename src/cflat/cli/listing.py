@@ -101,7 +101,7 @@ def _backbones() -> Rows:
 
 
 def _presets() -> Rows:
-    from cflat.experiments.presets import PRESETS
+    from cflat.config.presets import PRESETS
 
     return [{"name": name, "description": text} for name, text in PRESETS.items()]
 
@@ -113,13 +113,13 @@ def _inputs() -> Rows:
 
 
 def _recipes() -> Rows:
-    from cflat.experiments.exhibits import list_exhibits
+    from cflat.paper.exhibits import list_exhibits
 
     return [{"name": exhibit.name, "shows": exhibit.title} for exhibit in list_exhibits()]
 
 
 def _keys(of: str | None = None) -> Rows:
-    from cflat.experiments.describe import describe_keys
+    from cflat.config.describe import describe_keys
 
     return [
         {"key": key.path, "default": key.default, "type": key.type, "meaning": key.meaning} for key in describe_keys(of)

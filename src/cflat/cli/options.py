@@ -41,7 +41,7 @@ Overrides = Annotated[
 
 def chosen_layer(config: Path | None, overrides: list[str] | None, **named: str | int | None) -> dict[str, Any]:
     """Lay file, named options and overrides over each other; keys of ``named`` are dotted with ``__``."""
-    from cflat.experiments.documents import merge, parse_overrides, read_document
+    from cflat.config.documents import merge, parse_overrides, read_document
 
     layers: list[dict[str, Any]] = [read_document(config)] if config is not None else []
     for key, value in named.items():

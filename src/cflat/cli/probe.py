@@ -58,9 +58,9 @@ def command(
     json: Json = False,
 ) -> None:
     """Compare the updates of the optimizers with the plain gradient and with exact C-Flat, over a grid of radii."""
-    from cflat.experiments.interrupts import StopRequest
-    from cflat.experiments.presets import radius_of, resolve_config
-    from cflat.experiments.probe import probe_run
+    from cflat.config.presets import radius_of, resolve_config
+    from cflat.runs.interrupts import StopRequest
+    from cflat.studies.probe import probe_run
 
     layer = chosen_layer(
         config,

@@ -26,7 +26,7 @@ def command(
     json: Json = False,
 ) -> None:
     """Compare runs on one self-contained HTML page: accuracy, speed, cost, timelines, differences, commands."""
-    from cflat.experiments.report import write_report
+    from cflat.report.write import write_report
 
     report = write_report(folders, out, title)
     if json:

@@ -22,10 +22,10 @@ from cflat.cli.options import (
 from cflat.cli.output import console, emit_json, next_command, note, table
 
 if TYPE_CHECKING:
-    from cflat.experiments.analyze import Variant
-    from cflat.experiments.exhibits import Exhibit
-    from cflat.experiments.reproduce import Plan, Reproduction, Request
     from cflat.figures import FigureData
+    from cflat.paper.exhibits import Exhibit
+    from cflat.paper.reproduce import Plan, Reproduction, Request
+    from cflat.studies.analyze import Variant
 
 __all__ = ["EXAMPLES", "command"]
 
@@ -60,10 +60,10 @@ def command(
     json: Json = False,
 ) -> None:
     """Run a table or figure of the paper at a scale of your choice, and set it beside the published numbers."""
-    from cflat.experiments.analyze import check_request
-    from cflat.experiments.exhibits import load_exhibit
-    from cflat.experiments.reproduce import Request, plan_exhibit, reproduce, watched_config
-    from cflat.experiments.reproduced import write_reproduction
+    from cflat.paper.exhibits import load_exhibit
+    from cflat.paper.reproduce import Request, plan_exhibit, reproduce, watched_config
+    from cflat.paper.tables import write_reproduction
+    from cflat.studies.analyze import check_request
 
     chosen = chosen_layer(None, overrides, data__root=data_root)
     request = Request(scale, weights, chosen, tuple(comma_numbers("--seeds", seeds)))
@@ -93,8 +93,8 @@ def command(
 
 def _watch(exhibit: Exhibit, request: Request, folder: Path, *, is_silent: bool) -> list[FigureData]:
     """Train the runs whose gradients the exhibit's figures show, and draw these."""
-    from cflat.experiments.analyze import analyze
-    from cflat.experiments.reproduce import watched_config
+    from cflat.paper.reproduce import watched_config
+    from cflat.studies.analyze import analyze
 
     if not exhibit.figures:
         return []
@@ -116,7 +116,7 @@ def _watch(exhibit: Exhibit, request: Request, folder: Path, *, is_silent: bool)
 
 
 def _show(found: Reproduction, figures: list[FigureData], folder: Path) -> None:
-    from cflat.experiments.reproduced import remarks, tables, verdicts
+    from cflat.paper.tables import remarks, tables, verdicts
 
     out = console()
     out.print(f"{found.exhibit.name}: {found.exhibit.title}\n" + "\n".join(remarks(found)))

@@ -32,8 +32,8 @@ from cflat.cli.output import (
 )
 
 if TYPE_CHECKING:
-    from cflat.experiments.config import RunConfig
-    from cflat.experiments.results import RunSummary
+    from cflat.config.run_config import RunConfig
+    from cflat.runs.folder import RunSummary
     from cflat.train import Observer
 
 __all__ = ["EXAMPLES", "command"]
@@ -66,8 +66,8 @@ def command(
     json: Json = False,
 ) -> None:
     """Train a method on a stream of tasks and evaluate it after each."""
-    from cflat.experiments.presets import resolve_config
-    from cflat.experiments.results import RunFolder
+    from cflat.config.presets import resolve_config
+    from cflat.runs.folder import RunFolder
 
     layer = chosen_layer(
         config,
@@ -102,7 +102,7 @@ def command(
 
 def _train(config: RunConfig, folder: Path, is_resumed: bool, observers: list[Observer]) -> RunSummary:
     from cflat.cli.progress import close_all
-    from cflat.experiments.run import run
+    from cflat.runs.run import run
 
     try:
         with stoppable(f"Go on: cflat run --resume {folder}") as stop:
@@ -113,7 +113,7 @@ def _train(config: RunConfig, folder: Path, is_resumed: bool, observers: list[Ob
 
 def _observers(config: RunConfig, folder: Path, track: str | None, is_silent: bool) -> list[Observer]:
     from cflat.cli.progress import make_progress
-    from cflat.experiments.trackers import TrackerObserver, create_tracker
+    from cflat.runs.trackers import TrackerObserver, create_tracker
 
     observers: list[Observer] = [] if is_silent else [make_progress()]
     if track is not None:
@@ -155,7 +155,7 @@ def _show(summary: RunSummary, folder: Path) -> None:
 
 
 def _show_plan(config: RunConfig, folder: Path, as_json: bool) -> None:
-    from cflat.experiments.plan import plan_run
+    from cflat.runs.plan import plan_run
 
     plan = plan_run(config)
     if as_json:

@@ -13,7 +13,7 @@ from cflat.cli.options import Json, Quiet, safe_name
 from cflat.cli.output import console, emit_json, next_command, plus_minus, table
 
 if TYPE_CHECKING:
-    from cflat.experiments.sweep import Combination, SweepResult, SweepRow
+    from cflat.studies.sweep import Combination, SweepResult, SweepRow
 
 __all__ = ["EXAMPLES", "command"]
 
@@ -46,8 +46,8 @@ def command(
     json: Json = False,
 ) -> None:
     """Run all combinations of some settings with several seeds; the same command goes on where it stopped."""
-    from cflat.experiments.sweep import plan_sweep, run_sweep, write_sweep
-    from cflat.experiments.sweep_space import read_sweep
+    from cflat.studies.space import read_sweep
+    from cflat.studies.sweep import plan_sweep, run_sweep, write_sweep
 
     sweep = read_sweep(file)
     folder = out or Path("runs") / safe_name("sweep", sweep.name)
@@ -91,7 +91,7 @@ def _settings(axes: tuple[str, ...], settings: dict[str, Any]) -> list[str]:
 
 
 def _show_plan(combinations: list[Combination], folder: Path, as_json: bool) -> None:
-    from cflat.experiments.executors import pending_jobs
+    from cflat.runs.jobs import pending_jobs
 
     jobs = [(combination.settings, job) for combination in combinations for job in combination.jobs]
     pending = {job.out for job in pending_jobs([job for _, job in jobs])}

@@ -1,0 +1,127 @@
+"""What single values cannot tell: which parts of a configuration go together."""
+
+from __future__ import annotations
+
+from cflat._errors import ConfigError
+from cflat._registry import suggest
+from cflat.config.choices import Choice
+from cflat.config.settings import BackboneSettings, DataSettings, StreamSettings
+from cflat.config.validation import quote
+from cflat.data import PRESETS, DatasetSpec, dataset_spec
+from cflat.methods import get_method_spec
+from cflat.nn.backbone import Family, list_backbones
+from cflat.train.settings import BaseSettings, RuntimeSettings
+
+__all__ = ["backbone_family", "check_together"]
+
+ACCELERATORS = ("auto", "cpu", "cuda", "mps")
+STRATEGIES = ("auto", "ddp", "ddp_find_unused_parameters_true")
+PATCH_SIZE = 16
+"""Of every listed ViT but the smoke one."""
+
+
+def check_together(
+    method: Choice,
+    stream: StreamSettings,
+    data: DataSettings,
+    backbone: BackboneSettings,
+    base: BaseSettings,
+    runtime: RuntimeSettings,
+) -> None:
+    """Refuse parts that do not go together.
+
+    Raises:
+        ConfigError: With the keys and what to change.
+    """
+    spec = dataset_spec(data.name)
+    _check_backbone(method, backbone)
+    _check_stream(method, stream, spec)
+    _check_memory(method, spec)
+    _check_base(base)
+    _check_runtime(runtime)
+
+
+def backbone_family(name: str) -> Family | None:
+    """Return the family of a backbone by its name, or None if only building it would tell."""
+    if name.startswith("timm:"):
+        return None
+    family = name.split("_")[0].rstrip("0123456789")
+    return "vit" if family == "vit" else "resnet" if family == "resnet" else "other"
+
+
+def _check_backbone(method: Choice, backbone: BackboneSettings) -> None:
+    known = list(list_backbones())
+    if backbone.name not in known and not backbone.name.startswith("timm:"):
+        raise ConfigError(
+            f"backbone.name: unknown backbone {quote(backbone.name)}.{suggest(backbone.name, known)} "
+            f"Known: {', '.join(known)}, timm:NAME."
+        )
+    if backbone.inputs not in PRESETS:
+        names = PRESETS.names()
+        raise ConfigError(
+            f"backbone.inputs: unknown input recipe {quote(backbone.inputs)}.{suggest(backbone.inputs, names)} "
+            f"Known: {', '.join(names)}."
+        )
+    families = get_method_spec(method.name).families
+    family = backbone_family(backbone.name)
+    if family is not None and family not in families:
+        raise ConfigError(
+            f"method {method.name!r} runs on {' and '.join(families)} backbones, not on {backbone.name!r}; "
+            "choose another backbone.name."
+        )
+    has_patches = family == "vit" and backbone.name != "vit_smoke"
+    if has_patches and backbone.image_size is not None and backbone.image_size % PATCH_SIZE:
+        raise ConfigError(f"backbone.image_size must be a multiple of {PATCH_SIZE}, got {backbone.image_size}.")
+
+
+def _check_stream(method: Choice, stream: StreamSettings, spec: DatasetSpec) -> None:
+    scenarios = get_method_spec(method.name).scenarios
+    if stream.scenario not in scenarios:
+        raise ConfigError(
+            f"method {method.name!r} runs on {', '.join(scenarios)} streams; set stream.scenario to one of them, "
+            f"got {stream.scenario!r}."
+        )
+    has_domains = bool(spec.domains) or spec.name in ("npz", "domains")
+    if stream.scenario == "domain" and not has_domains:
+        raise ConfigError(f"stream.scenario 'domain' needs a dataset with domains; {spec.name!r} has none.")
+    if stream.scenario != "domain" and (stream.labels != "shared" or stream.domain_order is not None):
+        raise ConfigError("stream.labels and stream.domain_order are for domain streams; set stream.scenario=domain.")
+    if stream.domain_order is not None and (
+        not stream.domain_order or len(set(stream.domain_order)) < len(stream.domain_order)
+    ):
+        raise ConfigError(f"stream.domain_order must name domains once each, got {list(stream.domain_order)}.")
+    if spec.num_classes is not None and (stream.initial or 0) > spec.num_classes:
+        raise ConfigError(
+            f"stream.initial must be at most {spec.num_classes}, the classes of {spec.name}, got {stream.initial}."
+        )
+
+
+def _check_memory(method: Choice, spec: DatasetSpec) -> None:
+    total = getattr(method.settings, "memory_total", None)
+    if total is not None and spec.num_classes is not None and total < spec.num_classes:
+        raise ConfigError(
+            f"method.memory_total must be at least {spec.num_classes}, one image for each class of {spec.name}, "
+            f"got {total}."
+        )
+
+
+def _check_base(base: BaseSettings) -> None:
+    if base.schedule == "multistep" and not base.milestones:
+        raise ConfigError("base.schedule 'multistep' needs base.milestones, for example base.milestones=[10,15].")
+    if list(base.milestones) != sorted(set(base.milestones)):
+        raise ConfigError(f"base.milestones must ascend, got {list(base.milestones)}.")
+
+
+def _check_runtime(runtime: RuntimeSettings) -> None:
+    for key, value, known in (
+        ("accelerator", runtime.accelerator, ACCELERATORS),
+        ("strategy", runtime.strategy, STRATEGIES),
+    ):
+        if value not in known:
+            raise ConfigError(
+                f"runtime.{key} must be one of {', '.join(known)}, got {quote(value)}.{suggest(value, list(known))}"
+            )
+    if runtime.precision == "16" and runtime.accelerator == "cpu":
+        raise ConfigError("runtime.precision 16 needs a GPU; use 32 or bf16 on a CPU.")
+    if runtime.accelerator == "mps" and runtime.devices * runtime.num_nodes > 1:
+        raise ConfigError("runtime.accelerator 'mps' has one device; set runtime.devices=1.")

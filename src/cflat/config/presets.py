@@ -1,0 +1,205 @@
+"""Presets: complete settings for a method on a dataset, as tables.
+
+``paper`` is the hyperparameter table of the paper's appendix on CIFAR-100 and, as the paper says, the toolbox's
+settings elsewhere. ``pilot`` is the toolbox's settings everywhere. ``cpu`` is made for minutes on two cores with a
+pretrained ViT-Tiny at 112 pixels (or a small CNN on digits), ``smoke`` for seconds with a random network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from cflat._errors import ConfigError
+from cflat._registry import suggest
+from cflat.config.checks import backbone_family
+from cflat.config.documents import Layer, merge
+from cflat.config.hyperparameters import CPU, DIGITS, PAPER, PILOT, QUIRKS, RHO, SCRATCH, USUAL_RHO, Recipe
+from cflat.config.run_config import RunConfig, parse_config
+from cflat.config.validation import quote, require_mapping
+from cflat.data import DatasetSpec, dataset_spec
+from cflat.methods import MethodSpec, get_method_spec
+from cflat.optim import get_optimizer_spec, optimizer_settings
+
+__all__ = ["PRESETS", "default_preset", "preset_layer", "radius_of", "resolve_config"]
+
+PRESETS: dict[str, str] = {
+    "paper": "the paper's hyperparameters: ViT-B/16, 224 px; needs weights and a GPU",
+    "pilot": "the hyperparameters of the PILOT toolbox; needs weights and a GPU",
+    "cpu": "minutes on two cores: ViT-Tiny at 112 px on a few images per class, or a small CNN on digits",
+    "smoke": "seconds: a tiny random network, one epoch, a handful of images; checks that everything runs",
+}
+
+OWN_RADIUS = ("asam", "gam", "msam")
+"""Optimizers whose radius is measured otherwise; the paper's values say nothing about them."""
+
+BATCHWISE = ("dualprompt", "l2p")
+"""Methods whose answer to an image can depend on the test batch that it is in."""
+BUDGETS = ("memory_total", "memory_per_class")
+"""Two ways of stating an exemplar memory; they exclude each other."""
+
+
+def default_preset(data: str) -> str:
+    """Return the preset of a run that names none: the paper's, except for the embedded digits."""
+    return "cpu" if dataset_spec(data).is_embedded else "paper"
+
+
+def resolve_config(user: Mapping[str, Any]) -> RunConfig:
+    """Complete what a user has chosen by a preset, and check the whole.
+
+    Args:
+        user: Values by section, from files and command line; at least a method and a dataset.
+
+    Raises:
+        ConfigError: If something is unknown, wrong, or missing.
+    """
+    chosen = merge({"optimizer": {"name": "none"}}, require_mapping(user, "The configuration"))
+    method = _method_spec(_name(chosen, "method"))
+    data = dataset_spec(_name(chosen, "data"))
+    preset = chosen.get("preset", default_preset(_name(chosen, "data")))
+    if not isinstance(preset, str) or preset not in PRESETS:
+        known = list(PRESETS)
+        raise ConfigError(
+            f"preset: unknown preset {quote(preset)}.{suggest(str(preset), known)} Known: {', '.join(known)}."
+        )
+    backbone = chosen.get("backbone") or {}
+    wanted = backbone.get("name") if isinstance(backbone, Mapping) else None
+    defaults = preset_layer(preset, method, data, wanted)
+    defaults["optimizer"] = _radius(chosen, method.name)
+    _drop_rivals(defaults["method"], chosen["method"])
+    config = parse_config(merge(defaults, {"preset": preset}, chosen))
+    _require_weights(config, method, backbone)
+    return config
+
+
+def preset_layer(preset: str, method: MethodSpec, data: DatasetSpec, backbone: Any = None) -> Layer:
+    """Return what a preset says about a method on a dataset, and about the backbone if the user wants another."""
+    if data.is_embedded and preset in ("paper", "pilot"):
+        raise ConfigError(f"preset {preset!r} is made for photographs; use cpu or smoke for {data.name}.")
+    family = backbone_family(backbone) if isinstance(backbone, str) else None
+    is_scratch = preset in ("paper", "pilot") and family in ("resnet", "other")
+    recipe = SCRATCH if is_scratch else _recipe(preset, method.name, data)
+    settings = {**_method_settings(preset, method, data, recipe), "name": method.name}
+    return merge(
+        recipe.layer(),
+        {"method": settings, "backbone": _backbone(preset, method, data, backbone)},
+        {"stream": _stream(method, data), "data": _subsample(preset, data)},
+        {"train": _hurry(preset, method)},
+    )
+
+
+def _recipe(preset: str, method: str, data: DatasetSpec) -> Recipe:
+    if preset == "paper" and data.name == "cifar100" and method in PAPER:
+        return PAPER[method]
+    if preset in ("paper", "pilot"):
+        rows = PILOT.get(method, PILOT["*"])
+        row = rows.get(data.name, rows["*"])
+        sound = {key: value for key, value in row.method.items() if key not in QUIRKS}
+        return row if preset == "pilot" else replace(row, method=sound)
+    table = DIGITS if data.is_embedded or preset == "smoke" else CPU
+    return table.get(method, table["*"])
+
+
+def _method_settings(preset: str, method: MethodSpec, data: DatasetSpec, recipe: Recipe) -> Layer:
+    """Return the method's settings of a row, with a budget of exemplars if it keeps some and the row has none."""
+    settings = {key: value for key, value in recipe.method.items() if method.needs_memory or key not in BUDGETS}
+    if not method.needs_memory or any(key in settings for key in BUDGETS):
+        return settings
+    few = {"smoke": 2, "cpu": 20 if data.is_embedded else 5}
+    return {**settings, "memory_per_class": few.get(preset, 20)}
+
+
+def _backbone(preset: str, method: MethodSpec, data: DatasetSpec, wanted: Any) -> Layer:
+    """Return the preset's backbone and inputs; ``wanted`` is the backbone that the user names, if any."""
+    family = backbone_family(wanted) if isinstance(wanted, str) else None
+    if data.is_embedded:
+        own = "small_cnn" if "other" in method.families else "vit_smoke"
+        size = {} if wanted not in (None, "small_cnn", "vit_smoke") else {"image_size": 8}
+        return {"name": own, "inputs": "none", **size}
+    if family in ("resnet", "other"):
+        return {"inputs": "cifar"}
+    if preset == "smoke":
+        return {"name": "vit_smoke", "inputs": "none", "image_size": 16}
+    if preset == "cpu":
+        return {"name": "vit_tiny", "inputs": "timm", "image_size": 112}
+    return {"name": "vit_base", "inputs": preset, "image_size": 224}
+
+
+def _hurry(preset: str, method: MethodSpec) -> Layer:
+    """Return what saves time on a small machine: large test batches, unless a method looks at the whole batch."""
+    if preset not in ("cpu", "smoke"):
+        return {}
+    test = {} if method.name in BATCHWISE else {"eval_batch_size": 128}
+    return {**test, "epochs": 1, "first_epochs": None} if preset == "smoke" else test
+
+
+def _stream(method: MethodSpec, data: DatasetSpec) -> Layer:
+    if (data.domains or data.name == "domains") and "domain" in method.scenarios:
+        return {"scenario": "domain"}
+    initial, increment = data.split or (None, None)
+    return {"scenario": "class", "initial": initial, "increment": increment}
+
+
+def _subsample(preset: str, data: DatasetSpec) -> Layer:
+    if preset == "smoke":
+        return {"train_per_class": 8, "test_per_class": 4}
+    if preset == "cpu" and not data.is_embedded:
+        return {"train_per_class": 20, "test_per_class": 10}
+    return {}
+
+
+def _radius(chosen: Mapping[str, Any], method: str) -> Layer:
+    section = chosen["optimizer"]
+    name = section.get("name") if isinstance(section, Mapping) else None
+    try:
+        spec = get_optimizer_spec(name)  # type: ignore[arg-type]
+    except ValueError:
+        return {}  # parse_config says what is wrong with it
+    if "rho" not in optimizer_settings(spec.name) or spec.name in OWN_RADIUS:
+        return {}
+    return {"name": spec.name, "rho": RHO.get(method, USUAL_RHO)}
+
+
+def _require_weights(config: RunConfig, method: MethodSpec, backbone: Any) -> None:
+    is_vit = backbone_family(config.backbone.name) == "vit" and config.backbone.name != "vit_smoke"
+    is_silent = not isinstance(backbone, Mapping) or "weights" not in backbone
+    if is_vit and is_silent:
+        raise ConfigError(
+            f"backbone.weights must be given: preset {config.preset!r} starts {config.backbone.name} from pretrained "
+            "weights. Use --weights FILE, --weights timm to download them, or --weights random if you mean it."
+        )
+
+
+def radius_of(config: RunConfig) -> float:
+    """Return the radius at which C-Flat belongs beside this run: its own, or the method's usual one."""
+    own = config.optimizer.keywords().get("rho")
+    usual = RHO.get(config.method.name, USUAL_RHO)
+    return usual if own is None or config.optimizer.name in OWN_RADIUS else float(own)
+
+
+def _drop_rivals(defaults: Layer, chosen: Any) -> None:
+    """Forget the preset's memory budget if the user gives one."""
+    if isinstance(chosen, Mapping) and any(key in chosen for key in BUDGETS):
+        for key in BUDGETS:
+            defaults.pop(key, None)
+
+
+def _name(chosen: Mapping[str, Any], section: str) -> str:
+    value = chosen.get(section)
+    name = value.get("name") if isinstance(value, Mapping) else value
+    if not isinstance(name, str):
+        raise ConfigError(
+            f"{section}.name must be given, for example --{section} {_EXAMPLE[section]}; got {quote(name)}."
+        )
+    return name
+
+
+_EXAMPLE = {"method": "icarl", "data": "digits"}
+
+
+def _method_spec(name: str) -> MethodSpec:
+    try:
+        return get_method_spec(name)
+    except ValueError as error:
+        raise ConfigError(f"method.name: {error}") from None

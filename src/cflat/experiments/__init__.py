@@ -1,1 +1,0 @@
-"""Experiments: what a run is configured by, where its results go, and how runs are compared."""

@@ -1,0 +1,239 @@
+"""The paper's tables and figures as data: which runs they need, and the numbers that were published.
+
+Each is one YAML file in ``paper/``; a file of one's own in the same format works as well (docs/reproduce.md).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal
+
+from cflat._errors import ConfigError
+from cflat._registry import suggest
+from cflat.config.commands import flatten
+from cflat.config.documents import merge, read_document
+from cflat.config.validation import parse_section, quote, require_mapping
+from cflat.paper.measures import metric_title
+
+__all__ = ["Column", "Drawing", "Exhibit", "Line", "Published", "list_exhibits", "load_exhibit"]
+
+_FOLDER = files("cflat.paper") / "recipes"
+_NUMBER = re.compile(r"^\s*([-+.\deE]+)\s*(?:±\s*([-+.\deE]+))?\s*$")
+
+
+@dataclass(frozen=True)
+class Published:
+    """A number as it was printed, accuracies in percent."""
+
+    mean: float
+    std: float = math.nan
+
+
+@dataclass(frozen=True)
+class Column:
+    """A group of numbers that come from the same runs, such as one dataset."""
+
+    name: str = ""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """What sets these runs apart from those of other columns."""
+    metrics: tuple[str, ...] = ("avg", "last")
+    titles: tuple[str, ...] = ()
+    """What the metrics are called here; empty takes their own titles."""
+
+    def title(self, index: int) -> str:
+        """Return what a metric is called here."""
+        return self.titles[index] if self.titles else metric_title(self.metrics[index])
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a table."""
+
+    name: str = ""
+    group: str = ""
+    """Lines of one group are compared with its first."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    published: tuple[tuple[Any, ...], ...] = ()
+    """For each column its numbers, ``null`` where there is none, ``59.13 ± 0.30`` with a deviation."""
+
+    def number(self, column: int, metric: int) -> Published | None:
+        """Return what was published there."""
+        value = self.published[column][metric] if self.published else None
+        return None if value is None else _parse_number(value)
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """How a table becomes a picture; by default the gains over the first line of each group."""
+
+    x: str | None = None
+    """Key of a setting: numbers are drawn over it."""
+    by: str | None = None
+    """Key of a setting with a curve for each of its values."""
+    stages: int = 0
+    """How many of the first metrics are accuracies after one task more each: they are drawn as curves."""
+
+
+@dataclass(frozen=True)
+class Exhibit:
+    """A table or figure of the paper."""
+
+    name: str = ""
+    """By default that of its file."""
+    title: str = ""
+    note: str = ""
+    """What a reader must know, for example where the paper leaves something open."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """What all runs share."""
+    scales: dict[str, Any] = field(default_factory=dict)
+    """Further settings at some scales."""
+    seeds: tuple[int, ...] = (0,)
+    repeat: Literal["seed", "order"] = "seed"
+    """What a further seed changes: the random numbers of a run, or the class order as well."""
+    columns: tuple[Column, ...] = ()
+    rows: tuple[Line, ...] = ()
+    draw: Drawing = Drawing()
+    figures: tuple[str, ...] = ()
+    """Figures of watched gradients, as `cflat analyze` draws them, of a run with these settings."""
+
+    def select(self, rows: Sequence[str] = (), columns: Sequence[str] = ()) -> Exhibit:
+        """Return the part with these lines and columns, named by group, name, method, optimizer or dataset.
+
+        Raises:
+            ConfigError: If a name fits nothing.
+        """
+        lines = [line for line in self.rows if not rows or _fits(rows, line.group, line.name, line.settings)]
+        kept = [
+            i for i, column in enumerate(self.columns) if not columns or _fits(columns, column.name, column.settings)
+        ]
+        for names, found, everything in (
+            (rows, lines, [(line.group, line.name, line.settings) for line in self.rows]),
+            (columns, kept, [(column.name, column.settings) for column in self.columns]),
+        ):
+            known = list(dict.fromkeys(word for parts in everything for word in _words(*parts)))
+            for name in names:
+                if not found or name.strip().lower() not in known:
+                    raise ConfigError(
+                        f"{self.name} has no {quote(name)}.{suggest(name, known)} Known: {', '.join(known)}."
+                    )
+        chosen = tuple(
+            replace(line, published=tuple(line.published[i] for i in kept if line.published)) for line in lines
+        )
+        return replace(self, rows=chosen, columns=tuple(self.columns[i] for i in kept))
+
+
+def list_exhibits() -> list[Exhibit]:
+    """Return the paper's tables and figures, tables first."""
+    names = [Path(entry.name).stem for entry in _FOLDER.iterdir() if entry.name.endswith(".yaml")]
+    order = sorted(names, key=lambda name: (not name.startswith("table"), int(re.sub(r"\D", "", name))))
+    return [load_exhibit(name) for name in order]
+
+
+def load_exhibit(name: str) -> Exhibit:
+    """Read a table or figure by its name, such as ``table1``, or from a file of one's own.
+
+    Raises:
+        ConfigError: If there is no such thing, or the file is wrong.
+    """
+    if name.endswith((".yaml", ".yml", ".json")):
+        return _parse(Path(name).stem, read_document(name))
+    own = _FOLDER / f"{name}.yaml"
+    if not own.is_file():
+        if name in ("fig1", "fig2"):
+            raise ConfigError(
+                f"{name} of the paper is a drawing of the idea; there is nothing to run. See cflat list recipes."
+            )
+        known = [exhibit.name for exhibit in list_exhibits()]
+        raise ConfigError(
+            f"Unknown recipe {quote(name)}.{suggest(name, known)} Known: {', '.join(known)}, or a YAML file."
+        )
+    return _parse(name, read_document(Path(str(own))))
+
+
+def _parse(name: str, values: Mapping[str, Any]) -> Exhibit:
+    nested = ("columns", "rows", "draw")
+    head: Exhibit = parse_section(Exhibit, {key: value for key, value in values.items() if key not in nested}, name)
+    exhibit = replace(
+        head,
+        name=name,
+        columns=_parse_list(Column, values, "columns", name),
+        rows=_parse_list(Line, values, "rows", name),
+        draw=parse_section(Drawing, values.get("draw", {}), f"{name}: draw"),
+    )
+    _check(exhibit)
+    return exhibit
+
+
+def _parse_list(cls: type[Any], values: Mapping[str, Any], key: str, name: str) -> tuple[Any, ...]:
+    entries = values.get(key, [])
+    if not isinstance(entries, list):
+        raise ConfigError(f"{name}: {key} must be a list, got {quote(entries)}.")
+    return tuple(parse_section(cls, entry, f"{name}: {key}[{index}]") for index, entry in enumerate(entries))
+
+
+def _check(exhibit: Exhibit) -> None:
+    name = exhibit.name
+    if not exhibit.figures and not (exhibit.rows and exhibit.columns):
+        raise ConfigError(f"{name} must have rows and columns, or figures.")
+    for column in exhibit.columns:
+        if column.titles and len(column.titles) != len(column.metrics):
+            raise ConfigError(f"{name}: the column {column.name!r} needs one title for each of its metrics.")
+        for metric in column.metrics:
+            metric_title(metric)
+    if len({column.name for column in exhibit.columns}) < len(exhibit.columns):
+        raise ConfigError(f"{name}: every column must have a name of its own.")
+    if not exhibit.seeds or len(set(exhibit.seeds)) < len(exhibit.seeds):
+        raise ConfigError(f"{name}: seeds must list different seeds, got {quote(list(exhibit.seeds))}.")
+    for scale, settings in exhibit.scales.items():
+        require_mapping(settings, f"{name}: scales.{scale}")
+    _check_drawing(exhibit)
+    shape = [len(column.metrics) for column in exhibit.columns]
+    for line in exhibit.rows:
+        if line.published and [len(numbers) for numbers in line.published] != shape:
+            raise ConfigError(f"{name}: published of {line.name!r} must have {shape} numbers for the columns.")
+        for value in (number for numbers in line.published for number in numbers if number is not None):
+            _parse_number(value)
+
+
+def _check_drawing(exhibit: Exhibit) -> None:
+    """Refuse a picture over settings that some line does not have, before anything is run."""
+    for key in filter(None, (exhibit.draw.x, exhibit.draw.by)):
+        for line in exhibit.rows:
+            value = flatten(merge(exhibit.settings, line.settings)).get(key)
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if value is None or (key == exhibit.draw.x and not is_number):
+                what = "a number" if key == exhibit.draw.x else "a value"
+                raise ConfigError(f"{exhibit.name}: draw needs {what} at {key} in every row; {line.name!r} has none.")
+
+
+def _parse_number(value: Any) -> Published:
+    found = None if isinstance(value, bool) else _NUMBER.match(str(value))
+    try:
+        assert found is not None
+        return Published(float(found[1]), math.nan if found[2] is None else float(found[2]))
+    except (AssertionError, ValueError):
+        raise ConfigError(f"A published number must look like 59.13 or 59.13 ± 0.30, got {quote(value)}.") from None
+
+
+def _words(*parts: Any) -> list[str]:
+    """Return the names by which a line or column can be asked for."""
+    words = []
+    for part in parts:
+        if isinstance(part, str):
+            words.append(part.lower())
+        else:
+            chosen = [part.get(key) for key in ("method", "optimizer", "data", "backbone")]
+            words += [
+                str(value.get("name", "") if isinstance(value, dict) else value).lower() for value in chosen if value
+            ]
+    return [word for word in words if word]
+
+
+def _fits(names: Sequence[str], *parts: Any) -> bool:
+    own = _words(*parts)
+    return any(name.strip().lower() in own for name in names)

@@ -1,0 +1,271 @@
+"""`reproduce`: run what a table or figure of the paper needs, at a scale of one's choice, and set it beside the paper.
+
+Runs lie in folders named by their configuration, so that tables share them and nothing is trained twice.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from cflat._errors import ConfigError, DataError
+from cflat._registry import suggest
+from cflat.config.documents import Layer, merge
+from cflat.config.presets import resolve_config
+from cflat.config.run_config import RunConfig
+from cflat.config.validation import require_mapping
+from cflat.data import dataset_spec, locate_dataset
+from cflat.metrics import Spread, spread
+from cflat.paper.exhibits import Exhibit, Line, Published
+from cflat.paper.measures import config_value, is_config, measure, metric_title
+from cflat.runs.jobs import Executor, Job, run_jobs
+
+__all__ = ["SCALES", "Entry", "Plan", "Reproduction", "Request", "plan_exhibit", "reproduce", "watched_config"]
+
+FIRST_ORDER = 1993
+"""The field's class order; a further order has the next seed."""
+SCALES: dict[str, Layer] = {
+    "paper": {"preset": "paper"},
+    "cpu": {"preset": "cpu", "stream": {"max_tasks": 3}},
+    "smoke": {"preset": "smoke", "stream": {"max_tasks": 2}},
+}
+"""What a scale sets in all runs; what the exhibit and the user say is laid over it."""
+MEANINGS = {
+    "paper": "The paper's settings.",
+    "cpu": "A small network and few images: compare signs and ratios with the paper, not values.",
+    "smoke": "Tiny random networks on digits: this shows that everything runs, and nothing else.",
+}
+HERE, PAPER = "here", "the paper"
+SPEED, COUNTED = "images_per_second", "evaluations_per_step"
+SMOKE_KEEPS = ("method", "optimizer", "stream")
+"""Sections of an exhibit that mean something on tiny networks and images."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The runs behind each number: for every line and column one job per seed, empty where data is missing."""
+
+    exhibit: Exhibit
+    scale: str
+    jobs: tuple[tuple[tuple[Job, ...], ...], ...]
+    """By line, column, seed."""
+    missing: Mapping[str, str]
+    """Why columns, or single lines in them, are left out, by their names."""
+
+    @property
+    def all_jobs(self) -> list[Job]:
+        """Every job once."""
+        listed = (job for line in self.jobs for column in line for job in column if not self.needs_no_run)
+        return list({job.out: job for job in listed}.values())
+
+    @property
+    def needs_no_run(self) -> bool:
+        """Whether all numbers are settings."""
+        return _is_of_settings(self.exhibit)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One number: as published, and as measured here; accuracies in percent."""
+
+    metric: str
+    title: str
+    published: Published | None
+    measured: Spread | None
+    by_seed: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """A table of the paper with our numbers beside it."""
+
+    exhibit: Exhibit
+    scale: str
+    entries: tuple[tuple[tuple[Entry, ...], ...], ...]
+    """By line, column, metric."""
+    missing: Mapping[str, str]
+    num_seeds: int
+    """Runs behind each number; 0 if nothing had to be run."""
+
+    @property
+    def repeats(self) -> str:
+        """How many runs are behind each number, in words."""
+        what = "class order" if self.exhibit.repeat == "order" else "seed"
+        return f"one {what}" if self.num_seeds == 1 else f"{self.num_seeds} {what}s"
+
+    @property
+    def meaning(self) -> str:
+        """What the numbers of this scale are good for."""
+        return MEANINGS[self.scale]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, for ``table.json``."""
+        return {
+            "name": self.exhibit.name,
+            "title": self.exhibit.title,
+            "note": self.exhibit.note,
+            "scale": self.scale,
+            "num_seeds": self.num_seeds,
+            "missing": dict(self.missing),
+            "rows": [
+                {
+                    "group": line.group,
+                    "name": line.name,
+                    "columns": [
+                        {"name": column.name, "entries": [_entry_values(entry) for entry in cell]}
+                        for column, cell in zip(self.exhibit.columns, cells, strict=True)
+                    ],
+                }
+                for line, cells in zip(self.exhibit.rows, self.entries, strict=True)
+            ],
+        }
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a user asks for."""
+
+    scale: str = "paper"
+    weights: str | None = None
+    """Weights of the pretrained backbone; exhibits that train from scratch do not take them."""
+    chosen: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of all runs, above everything that the exhibit says."""
+    seeds: tuple[int, ...] = ()
+    """Instead of the exhibit's own; of those, small scales take the first."""
+
+    def __post_init__(self) -> None:
+        if len(set(self.seeds)) < len(self.seeds):
+            raise ConfigError(f"Seeds must be given once each: {list(self.seeds)} would pretend a spread.")
+        if self.scale not in SCALES:
+            known = list(SCALES)
+            raise ConfigError(f"Unknown scale {self.scale!r}.{suggest(self.scale, known)} Known: {', '.join(known)}.")
+
+
+def plan_exhibit(exhibit: Exhibit, request: Request, out: Path) -> Plan:
+    """Plan the runs of a table; every configuration is checked before any run begins.
+
+    Args:
+        exhibit: The table.
+        request: Scale and settings.
+        out: Folder of all runs; those that are there are reused.
+
+    Raises:
+        ConfigError: If something is unknown or wrong.
+        DataError: If no dataset of the table is there.
+    """
+    needs_data = not _is_of_settings(exhibit)
+    request = request if needs_data else replace(request, scale="paper")
+    seeds = request.seeds or (exhibit.seeds if request.scale == "paper" else exhibit.seeds[:1])
+    absences: dict[tuple[int, int], str] = {}
+    planned = []
+    for row, line in enumerate(exhibit.rows):
+        cells: list[tuple[Job, ...]] = []
+        for index, column in enumerate(exhibit.columns):
+            configs = [_config(exhibit, request, merge(column.settings, line.settings), seed) for seed in seeds]
+            reason = _absence(configs[0]) if needs_data else None
+            if reason is not None:
+                absences[row, index] = reason
+            cells.append(() if reason is not None else tuple(Job(c, out / request.scale / _folder(c)) for c in configs))
+        planned.append(tuple(cells))
+    if absences and len(absences) == len(exhibit.rows) * len(exhibit.columns):
+        raise DataError(" ".join(dict.fromkeys(absences.values())))
+    return Plan(exhibit, request.scale, tuple(planned), _missing(exhibit, absences))
+
+
+def reproduce(plan: Plan, executor: Executor | None = None) -> Reproduction:
+    """Carry out what is missing, and set the results beside the published numbers."""
+    jobs = plan.all_jobs
+    results = {job.out: summary for job, summary in zip(jobs, run_jobs(jobs, executor), strict=True)}
+
+    def entry(metric: str, title: str, published: Published | None, own: Sequence[Job]) -> Entry:
+        if is_config(metric):
+            values = [config_value(job.config, metric) for job in own]
+        else:
+            values = [measure(results[job.out], metric) for job in own]
+        known = [value for value in values if not math.isnan(value)]
+        return Entry(metric, title, published, spread(known) if known else None, tuple(values))
+
+    def cell(line: Line, index: int, own: Sequence[Job]) -> tuple[Entry, ...]:
+        column = plan.exhibit.columns[index]
+        made = [entry(m, column.title(i), line.number(index, i), own) for i, m in enumerate(column.metrics)]
+        if SPEED in column.metrics and COUNTED not in column.metrics:  # seconds depend on the machine, counts do not
+            made.append(entry(COUNTED, metric_title(COUNTED), None, own))
+        return tuple(made)
+
+    entries = tuple(
+        tuple(cell(line, index, own) for index, own in enumerate(cells))
+        for line, cells in zip(plan.exhibit.rows, plan.jobs, strict=True)
+    )
+    num_seeds = 0 if plan.needs_no_run else max((len(cell) for cells in plan.jobs for cell in cells), default=0)
+    return Reproduction(plan.exhibit, plan.scale, entries, plan.missing, num_seeds)
+
+
+def watched_config(exhibit: Exhibit, request: Request) -> RunConfig:
+    """Return the run whose gradients the exhibit's figures show: with C-Flat, unless it says otherwise."""
+    own = {} if "optimizer" in exhibit.settings else {"optimizer": "c_flat"}
+    return _config(exhibit, request, own, (request.seeds or exhibit.seeds)[0])
+
+
+def _is_of_settings(exhibit: Exhibit) -> bool:
+    metrics = [metric for column in exhibit.columns for metric in column.metrics]
+    return bool(metrics) and all(is_config(metric) for metric in metrics)
+
+
+def _config(exhibit: Exhibit, request: Request, settings: Layer, seed: int) -> RunConfig:
+    scale = request.scale
+    own = merge(exhibit.settings, exhibit.scales.get(scale, {}), settings)
+    weights: Layer = {} if request.weights is None else {"backbone": {"weights": request.weights}}
+    if scale == "smoke":
+        own, weights = _tiny(own), {}
+    repeat: Layer = {"seed": seed}
+    if exhibit.repeat == "order":
+        repeat["stream"] = {"order_seed": FIRST_ORDER + seed}
+    return resolve_config(merge(SCALES[scale], weights, own, repeat, request.chosen))
+
+
+def _tiny(settings: Layer) -> Layer:
+    """Return settings on embedded digits, turned ones for domains; whatever the table is about, it runs anywhere."""
+    data, stream = (require_mapping(settings.get(key, {}), key) for key in ("data", "stream"))
+    has_domains = stream.get("scenario") == "domain" or bool(dataset_spec(str(data.get("name", "digits"))).domains)
+    kept = {key: value for key, value in settings.items() if key in SMOKE_KEEPS}
+    return {**kept, "data": {"name": "rotated_digits" if has_domains else "digits"}}
+
+
+def _missing(exhibit: Exhibit, absences: Mapping[tuple[int, int], str]) -> dict[str, str]:
+    """Name what is left out: whole columns where no line has data, else the lines that have none."""
+    missing: dict[str, str] = {}
+    for (row, index), reason in absences.items():
+        column, line = exhibit.columns[index], exhibit.rows[row]
+        is_whole = all((other, index) in absences for other in range(len(exhibit.rows)))
+        missing[column.name if is_whole else f"{line.group} {line.name}, {column.name}".strip()] = reason
+    return missing
+
+
+def _absence(config: RunConfig) -> str | None:
+    """Return why the data of a run is not there, or None."""
+    try:
+        locate_dataset(config.data.name, config.data.root)
+    except DataError as error:
+        return str(error)
+    return None
+
+
+def _folder(config: RunConfig) -> str:
+    """Return a name that people can read and that no other configuration has."""
+    data = config.data.name.partition(":")[0]
+    return f"{config.method.name}-{data}-{config.optimizer.name}-seed{config.seed}-{config.fingerprint()[:10]}"
+
+
+def _entry_values(entry: Entry) -> dict[str, Any]:
+    return {
+        "metric": entry.metric,
+        "title": entry.title,
+        "published": None if entry.published is None else entry.published.mean,
+        "published_std": None if entry.published is None else entry.published.std,
+        "measured": None if entry.measured is None else entry.measured.mean,
+        "measured_std": None if entry.measured is None else entry.measured.std,
+        "by_seed": list(entry.by_seed),
+    }

@@ -1,0 +1,188 @@
+"""What a reproduction says: sentences and tables that set our numbers beside the paper's, and the files of both."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean as mean
+
+from cflat._files import plain_values, write_atomic
+from cflat.figures.model import FigureData
+from cflat.figures.static import save
+from cflat.paper.contrasts import contrasts
+from cflat.paper.figures import picture
+from cflat.paper.measures import is_config, unit_of
+from cflat.paper.reproduce import HERE, PAPER, Entry, Plan, Reproduction
+from cflat.report.model import Cell, ReportData, Section, Table
+from cflat.report.write import write_page, write_report
+
+__all__ = ["markdown", "remarks", "tables", "verdicts", "write_reproduction"]
+
+MAX_BESIDE = 6
+"""Numbers of a line up to which the paper's stand beside ours; more are set below."""
+
+
+def write_reproduction(
+    folder: Path, plan: Plan, found: Reproduction, figures: Sequence[FigureData] = ()
+) -> dict[str, Path]:
+    """Write table, picture and a page about all runs into a folder; return the files by kind."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files: dict[str, Path] = {}
+    drawn = picture(found)
+    if drawn is not None:
+        files["picture"] = save(drawn, folder / "picture.png")
+    if found.exhibit.rows:
+        files |= {"json": folder / "table.json", "markdown": folder / "table.md", "csv": folder / "table.csv"}
+        write_atomic(files["json"], json.dumps(plain_values(found.to_dict()), indent=2, allow_nan=False) + "\n")
+        write_atomic(files["markdown"], markdown(found))
+        write_atomic(files["csv"], _csv(found))
+    lead = Section(
+        "paper",
+        f"{found.exhibit.name}: {found.exhibit.title}",
+        " ".join(remarks(found)),
+        figures=(*([drawn] if drawn is not None else []), *figures),
+        tables=tuple(tables(found)),
+    )
+    files["page"] = folder / "report.html"
+    title = f"{found.exhibit.name}, scale {found.scale}"
+    if plan.all_jobs:
+        roots = [job.out for job in plan.all_jobs]
+        write_report(roots, files["page"], title, lead=lead, headlines=verdicts(found))
+    else:
+        write_page(ReportData(title, (), (lead,)), files["page"])
+    return files
+
+
+def tables(found: Reproduction) -> list[Table]:
+    """Return one table for each column of the exhibit that was run, with the paper's numbers beside or below ours."""
+    made = []
+    for index, column in enumerate(found.exhibit.columns):
+        if column.name in found.missing:
+            continue
+        cells = [cells[index] for cells in found.entries]
+        has_groups = any(line.group for line in found.exhibit.rows)
+        names = [[Cell(line.group), Cell(line.name)][0 if has_groups else 1 :] for line in found.exhibit.rows]
+        titles = ("method", "line")[0 if has_groups else 1 :]
+        arrange = _beside if len(cells[0]) <= MAX_BESIDE else _below
+        added, rows = arrange(names, cells)
+        num_text = len(titles) + (arrange is _below)
+        made.append(
+            Table(column.name or found.exhibit.name, (*titles, *added), tuple(map(tuple, rows)), num_text=num_text)
+        )
+    return made
+
+
+def _beside(names: list[list[Cell]], cells: list[tuple[Entry, ...]]) -> tuple[list[str], list[list[Cell]]]:
+    """Give every number that was published a column of its own."""
+    titles: list[str] = []
+    rows = [[*name] for name in names]
+    for place, entry in enumerate(cells[0]):
+        own = [cell[place] for cell in cells]
+        titles.append(entry.title)
+        for row, value in zip(rows, own, strict=True):
+            row.append(_measured(value))
+        if any(value.published is not None for value in own):
+            titles.append(f"{entry.title}, paper")
+            for row, value in zip(rows, own, strict=True):
+                row.append(_published(value))
+    return titles, rows
+
+
+def _below(names: list[list[Cell]], cells: list[tuple[Entry, ...]]) -> tuple[list[str], list[list[Cell]]]:
+    """Give the published numbers of every line a row of their own: for many columns."""
+    rows = []
+    for name, cell in zip(names, cells, strict=True):
+        rows.append([*name, Cell(HERE), *map(_measured, cell)])
+        if any(entry.published is not None for entry in cell):
+            rows.append([*name, Cell(PAPER), *map(_published, cell)])
+    return ["numbers", *(entry.title for entry in cells[0])], rows
+
+
+def markdown(found: Reproduction) -> str:
+    """Return everything as Markdown."""
+    parts = [f"# {found.exhibit.name}: {found.exhibit.title}", *remarks(found)]
+    parts += [f"- {sentence}" for sentence in verdicts(found)]
+    for table in tables(found):
+        header = f"| {' | '.join(table.columns)} |\n|{'|'.join(['---'] * len(table.columns))}|"
+        body = "\n".join(f"| {' | '.join(cell.text for cell in row)} |" for row in table.rows)
+        parts.append(f"## {table.name}\n\n{header}\n{body}")
+    return "\n\n".join(parts) + "\n"
+
+
+def verdicts(found: Reproduction) -> list[str]:
+    """Say for each kind of line what it gained over the first of its group, in the paper and here."""
+    if found.exhibit.draw.x is not None or found.scale == "smoke":  # no reference, or numbers that mean nothing
+        return []
+    sentences = []
+    every = list(contrasts(found))
+    for name in dict.fromkeys(contrast.line for contrast in every):
+        own = [contrast for contrast in every if contrast.line == name and contrast.measured is not None]
+        if not own:
+            continue
+        here = [contrast.measured for contrast in own if contrast.measured is not None]
+        text = f"{name} against {own[0].reference}, Avg: here {_gain(here)}"
+        printed = [contrast.published for contrast in own if contrast.published is not None]
+        if printed:
+            text += f"; in the paper {_gain(printed)}"
+        sentences.append(text + f" ({found.repeats}).")
+    return sentences
+
+
+def remarks(found: Reproduction) -> list[str]:
+    """Return what a reader must know: scale, seeds, open points, and what is left out."""
+    seeds = f", {found.repeats}" if found.num_seeds else ""
+    is_run = bool(found.num_seeds or found.exhibit.figures)
+    texts = [f"Scale {found.scale}{seeds}. {found.meaning}"] if is_run else []
+    if found.exhibit.note:
+        texts.append(found.exhibit.note)
+    texts += [f"{name} is left out: {reason}" for name, reason in found.missing.items()]
+    return texts
+
+
+def _measured(entry: Entry) -> Cell:
+    if entry.measured is None:
+        return Cell("-")
+    digits = None if is_config(entry.metric) else unit_of(entry.metric).digits
+    return _number(entry.measured.mean, entry.measured.std, digits)
+
+
+def _published(entry: Entry) -> Cell:
+    if entry.published is None:
+        return Cell("-")
+    digits = None if is_config(entry.metric) else unit_of(entry.metric).digits
+    return _number(entry.published.mean, entry.published.std, digits)
+
+
+def _number(mean: float, std: float, digits: int | None) -> Cell:
+    if digits is None:
+        return Cell(f"{mean:g}", mean)
+    return Cell(f"{mean:.{digits}f}" + ("" if math.isnan(std) else f" ± {std:.{digits}f}"), mean)
+
+
+def _csv(found: Reproduction) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(
+        ["group", "line", "column", "metric", "measured", "measured_std", "published", "published_std", "n"]
+    )
+    for line, cells in zip(found.exhibit.rows, found.entries, strict=True):
+        for column, cell in zip(found.exhibit.columns, cells, strict=True):
+            for entry in cell:
+                here, paper = entry.measured, entry.published
+                numbers = [
+                    *((here.mean, here.std) if here else ("", "")),
+                    *((paper.mean, paper.std) if paper else ("", "")),
+                ]
+                shown = ["" if isinstance(v, float) and math.isnan(v) else v for v in numbers]
+                writer.writerow([line.group, line.name, column.name, entry.metric, *shown, here.n if here else 0])
+    return text.getvalue()
+
+
+def _gain(differences: Sequence[float]) -> str:
+    """Return the mean of differences, and how many of several are gains."""
+    wins = f", above in {sum(value > 0 for value in differences)} of {len(differences)}"
+    return f"{mean(differences):+.2f} points" + (wins if len(differences) > 1 else "")

@@ -1,0 +1,178 @@
+"""Runs that differ in their seed alone, named by what sets them apart from the others."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cflat.config.commands import flatten
+from cflat.config.run_config import RunConfig
+from cflat.figures.runs import RunGroup, Timeline
+from cflat.metrics import Spread, spread
+from cflat.report.records import RunRecord
+
+__all__ = ["Group", "differing_keys", "group_records", "plain_text", "title_of"]
+
+TITLES = {
+    "none": "plain",
+    "sam": "SAM",
+    "asam": "ASAM",
+    "gsam": "GSAM",
+    "msam": "M-SAM",
+    "looksam": "LookSAM",
+    "friendly_sam": "Friendly SAM",
+    "ss_sam": "SS-SAM",
+    "ae_sam": "AE-SAM",
+    "gam": "GAM",
+    "c_flat": "C-Flat",
+    "c_flat_plus": "C-Flat++",
+    "c_flat_turbo": "C-Flat Turbo",
+}
+"""How papers write the names of optimizers."""
+MAX_NAMED_KEYS = 3
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs with one configuration and several seeds."""
+
+    scenario: str
+    """Method and dataset."""
+    variant: str
+    """What sets it apart from the other groups of its scenario."""
+    name: str
+    """Both, as far as the report needs them."""
+    records: tuple[RunRecord, ...]
+    settings: dict[str, Any]
+    """The configuration without the seed, under dotted keys."""
+
+    @property
+    def config(self) -> RunConfig:
+        """The configuration of the first run."""
+        return self.records[0].config
+
+    @property
+    def finished(self) -> tuple[RunRecord, ...]:
+        """The runs that have a result."""
+        return tuple(record for record in self.records if record.is_finished)
+
+    def values(self, name: str) -> list[float]:
+        """Return a metric or cost of each finished run."""
+        return [record.summary.value(name) for record in self.records if record.summary is not None]
+
+    def by_seed(self, name: str) -> dict[int, float]:
+        """Return a metric or cost by seed; of a seed that was run twice, the last."""
+        return dict(zip((record.config.seed for record in self.finished), self.values(name), strict=True))
+
+    def spread(self, name: str) -> Spread:
+        """Return the spread of a metric or cost over the finished runs."""
+        return spread(self.values(name))
+
+    def numbers(self, name: str | None = None) -> RunGroup:
+        """Return what figures need; of finished runs, unless there are none."""
+        chosen = self.finished or self.records
+        matrices = [r.summary.headline.accuracy for r in chosen if r.summary is not None]
+        return RunGroup(
+            name or self.variant,
+            [record.stage_accuracy for record in chosen if record.stage_accuracy],
+            self.values("images_per_second"),
+            self.values("evaluations_per_step"),
+            [
+                [[None if v != v else float(v) for v in row] for row in matrix]
+                for matrix in matrices
+                if matrix.shape == matrices[0].shape
+            ],
+            is_finished=bool(self.finished),
+        )
+
+    def timeline(self) -> Timeline | None:
+        """Return the mean history of the runs that took the same steps as the first."""
+        lines = [record.timeline for record in self.finished or self.records if record.timeline is not None]
+        alike = [line for line in lines if list(line.steps) == list(lines[0].steps)]
+        if not alike:
+            return None
+        first = alike[0]
+        return Timeline(
+            self.variant,
+            first.steps,
+            _mean([line.loss for line in alike]),
+            _mean([line.evaluations_per_step for line in alike]),
+            {key: _mean([line.shares[key] for line in alike if key in line.shares]) for key in first.shares},
+            {key: _mean([line.cache_age[key] for line in alike if key in line.cache_age]) for key in first.cache_age},
+        )
+
+
+def group_records(records: Sequence[RunRecord]) -> list[Group]:
+    """Group runs by everything but the seed: scenario by scenario, the plain optimizer first."""
+    members: dict[str, list[RunRecord]] = {}
+    for record in records:
+        members.setdefault(json.dumps(_settings(record.config), sort_keys=True), []).append(record)
+    scenarios = list(dict.fromkeys(_scenario(record.config) for record in records))
+    ordered = sorted(
+        members.values(),
+        key=lambda runs: (scenarios.index(_scenario(runs[0].config)), runs[0].config.optimizer.name != "none"),
+    )
+    settings = [_settings(runs[0].config) for runs in ordered]
+    groups: list[Group] = []
+    taken: Counter[str] = Counter()
+    for own, runs in zip(settings, ordered, strict=True):
+        scenario = _scenario(runs[0].config)
+        variant = _variant(runs[0].config, own, settings)
+        taken[scenario + variant] += 1
+        if taken[scenario + variant] > 1:
+            variant = f"{variant} #{taken[scenario + variant]}"
+        name = variant if len(scenarios) == 1 else f"{variant}, {scenario}"
+        by_seed = sorted(runs, key=lambda record: record.config.seed)
+        groups.append(Group(scenario, variant, name, tuple(by_seed), own))
+    return groups
+
+
+def differing_keys(settings: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the keys that do not have one value everywhere, in order of appearance."""
+    keys = dict.fromkeys(key for values in settings for key in values)
+    return [
+        key for key in keys if any(values.get(key, _ABSENT) != settings[0].get(key, _ABSENT) for values in settings)
+    ]
+
+
+def title_of(optimizer: str) -> str:
+    """Return an optimizer's name as papers write it."""
+    return TITLES.get(optimizer, optimizer)
+
+
+def plain_text(value: Any) -> str:
+    """Return a setting as a person would write it."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+_ABSENT = object()
+
+
+def _settings(config: RunConfig) -> dict[str, Any]:
+    return {key: value for key, value in flatten(config.to_dict()).items() if key != "seed"}
+
+
+def _scenario(config: RunConfig) -> str:
+    return f"{config.method.name} on {config.data.name}"
+
+
+def _variant(config: RunConfig, own: dict[str, Any], settings: Sequence[dict[str, Any]]) -> str:
+    """Name the optimizer and the keys that set a group apart from others with the same method, data and optimizer."""
+    same = ("method.name", "data.name", "optimizer.name")
+    rivals = [other for other in settings if all(other[key] == own[key] for key in same)]
+    keys = differing_keys(rivals)
+    shown = [f"{key.removeprefix('optimizer.')}={plain_text(own.get(key))}" for key in keys[:MAX_NAMED_KEYS]]
+    return ", ".join([title_of(config.optimizer.name), *shown])
+
+
+def _mean(rows: list[Sequence[float]]) -> list[float]:
+    """Return the mean of each column over the rows that have a number there; NaN where none has."""
+    stack = np.array(rows, dtype=float)
+    known = ~np.isnan(stack)
+    total = np.where(known, stack, 0.0).sum(axis=0)
+    return np.where(known.any(axis=0), total / np.maximum(known.sum(axis=0), 1), np.nan).tolist()  # type: ignore[no-any-return]

@@ -1,0 +1,200 @@
+"""Runs as a report needs them: finished or not, with their history; what cannot be read becomes a problem."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cflat._errors import CFlatError, DataError
+from cflat.config.run_config import RunConfig
+from cflat.figures.interactive import plot
+from cflat.figures.model import MAX_POINTS, Bars, Curve, FigureData, Heatmap, downsampled
+from cflat.figures.runs import OUTCOMES, Timeline
+from cflat.report.build import embed_json
+from cflat.report.model import Problem
+from cflat.runs.folder import RunFolder, RunSummary, find_runs
+
+__all__ = ["RunRecord", "read_records"]
+
+BRANCHES = ("sharpness", "flatness")
+NEEDED_COSTS = (
+    "images_per_second",
+    "evaluations_per_step",
+    "evaluations",
+    "evaluations_by_kind",
+    "nonfinite_steps",
+    "peak_memory_bytes",
+    "flops",
+    "steps",
+)
+MALFORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError, RecursionError)
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """One run directory."""
+
+    name: str
+    """Its folder, below what all runs of the report share."""
+    config: RunConfig
+    summary: RunSummary | None
+    """None while the run is not finished."""
+    stage_accuracy: tuple[float, ...]
+    """Accuracy on everything seen so far, after each finished task."""
+    timeline: Timeline | None
+    environment: Mapping[str, Any]
+    figures: tuple[FigureData, ...]
+    """What ``cflat analyze`` has put into the run's ``analysis`` folder."""
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether there is a result."""
+        return self.summary is not None
+
+
+def read_records(roots: Iterable[Path]) -> tuple[list[RunRecord], list[Problem]]:
+    """Read all runs at or below some folders; each thing that cannot be read is a problem, and the rest goes on."""
+    problems: list[Problem] = []
+    folders = {folder.path.resolve(): folder for root in roots for folder in _find(root, problems)}
+    base = os.path.commonpath([path.parent for path in folders]) if folders else ""
+    found = [_try_read(folder, os.path.relpath(path, base), problems) for path, folder in folders.items()]
+    return [record for record in found if record is not None], problems
+
+
+def _find(root: Path, problems: list[Problem]) -> list[RunFolder]:
+    try:
+        return list(find_runs(root))
+    except (CFlatError, OSError) as error:
+        problems.append(Problem(str(root), str(error)))
+        return []
+
+
+def _try_read(folder: RunFolder, name: str, problems: list[Problem]) -> RunRecord | None:
+    try:
+        return _read(folder, name, problems)
+    except (CFlatError, OSError) as error:
+        problems.append(Problem(name, str(error)))
+        return None
+
+
+def _read(folder: RunFolder, name: str, problems: list[Problem]) -> RunRecord:
+    summary = _summary(folder) if folder.is_finished else None
+    config = folder.load_config() if summary is None else summary.config
+    stages: tuple[float, ...] = ()
+    timeline = None
+    try:
+        stages, timeline = _history(folder, name)
+    except DataError as error:
+        problems.append(Problem(name, str(error)))
+    try:
+        environment = folder.load_environment()
+    except DataError as error:
+        problems.append(Problem(name, str(error)))
+        environment = {}
+    if summary is not None:
+        stages = tuple(float(value) for value in summary.headline.stage_accuracy)
+    files = sorted((folder.path / "analysis").glob("*.json"))
+    figures = tuple(figure for file in files if (figure := _figure(file, name, problems)) is not None)
+    return RunRecord(name, config, summary, stages, timeline, environment, figures)
+
+
+def _summary(folder: RunFolder) -> RunSummary:
+    """Read the result, and make sure that it has every number that the report shows."""
+    summary = folder.load_summary()
+    missing = [name for name in NEEDED_COSTS if name not in summary.cost]
+    if missing:
+        raise DataError(f"{str(folder.summary_file)!r} lacks the costs {', '.join(missing)}.")
+    kinds = summary.cost["evaluations_by_kind"]
+    if not isinstance(kinds, dict):
+        raise DataError(f"{str(folder.summary_file)!r}: evaluations_by_kind must hold counts, got {kinds!r:.80}.")
+    for name, value in {**summary.cost, **kinds}.items():
+        if name in (*NEEDED_COSTS, *kinds) and name != "evaluations_by_kind" and not isinstance(value, int | float):
+            raise DataError(f"{str(folder.summary_file)!r}: {name} must be a number, got {value!r:.80}.")
+    if summary.headline.num_stages == 0:
+        raise DataError(f"{str(folder.summary_file)!r} holds no accuracy: no task was finished.")
+    return summary
+
+
+def _history(folder: RunFolder, name: str) -> tuple[tuple[float, ...], Timeline | None]:
+    if not folder.metrics_file.is_file():
+        return (), None
+    records = folder.load_metrics()
+    try:
+        stages = tuple(_stage_accuracy(record) for record in records if record["event"] == "task")
+        epochs = [record for record in records if record["event"] == "epoch"]
+        return stages, _timeline(name, epochs) if epochs else None
+    except MALFORMED as error:
+        raise DataError(f"{str(folder.metrics_file)!r} holds other records than those of a run: {error}.") from error
+
+
+def _stage_accuracy(record: Mapping[str, Any]) -> float:
+    scores = [value for value in record.values() if isinstance(value, dict) and "stage_accuracy" in value]
+    return _number(scores[0]["stage_accuracy"])
+
+
+def _timeline(name: str, epochs: list[dict[str, Any]]) -> Timeline:
+    """Turn counters that grow over a phase into what happened in each epoch."""
+    counted = np.array([_counters(record) for record in epochs], dtype=float)
+    starts = [index == 0 or _phase(epochs[index - 1]) != _phase(record) for index, record in enumerate(epochs)]
+    before = np.vstack([np.zeros(counted.shape[1]), counted[:-1]])
+    before[starts] = 0
+    grown = counted - before
+    steps = np.maximum(grown[:, 0], 1)
+    shares = {
+        f"{branch}.{outcome}": (grown[:, 2 + 3 * b + o] / steps).tolist()
+        for b, branch in enumerate(BRANCHES)
+        if counted[:, 2 + 3 * b : 5 + 3 * b].any()
+        for o, outcome in enumerate(OUTCOMES)
+    }
+    ages = {
+        branch: [_number(record["cache_age"].get(branch)) for record in epochs]
+        for branch in BRANCHES
+        if any(branch in record["cache_age"] for record in epochs)
+    }
+    return Timeline(
+        name,
+        np.cumsum(grown[:, 0]).tolist(),
+        [_number(record["loss"]) for record in epochs],
+        (grown[:, 1] / steps).tolist(),
+        shares,
+        ages,
+    )
+
+
+def _phase(record: Mapping[str, Any]) -> tuple[Any, Any]:
+    return record["task"], record["phase"]
+
+
+def _counters(record: Mapping[str, Any]) -> list[float]:
+    outcomes = [float(record[branch][outcome]) for branch in BRANCHES for outcome in OUTCOMES]
+    return [float(record["steps"]), float(record["evaluations"]), *outcomes]
+
+
+def _number(value: Any) -> float:
+    return float("nan") if value is None else float(value)
+
+
+def _figure(file: Path, name: str, problems: list[Problem]) -> FigureData | None:
+    """Read a figure that can be drawn."""
+    try:
+        figure = FigureData.from_dict(json.loads(file.read_text(encoding="utf-8")))
+        embed_json([figure.title, figure.caption, plot(figure)])
+    except (OSError, *MALFORMED) as error:
+        problems.append(Problem(f"{name}/analysis/{file.name}", f"This is no figure: {error!r:.200}."))
+        return None
+    panels = [replace(panel, marks=[_thinned(mark) for mark in panel.marks]) for panel in figure.panels]
+    return replace(figure, panels=panels)
+
+
+def _thinned(mark: Curve | Bars | Heatmap) -> Curve | Bars | Heatmap:
+    """Thin out a long curve; a band has no peaks of its own to keep, so it is dropped with the points."""
+    if not isinstance(mark, Curve) or len(mark.x) <= MAX_POINTS:
+        return mark
+    x, y = downsampled(mark.x, mark.y)
+    return replace(mark, x=x, y=y, low=None, high=None, labels=None)

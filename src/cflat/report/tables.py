@@ -1,0 +1,138 @@
+"""The tables of a report: accuracy by group, cost by group, and every run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from cflat.metrics import METRICS, Spread, spread
+from cflat.report.groups import Group, title_of
+from cflat.report.headlines import difference_to, reference_of
+from cflat.report.model import Cell, Table
+from cflat.report.records import RunRecord
+from cflat.runs.folder import RunSummary
+
+__all__ = ["accuracy_table", "cost_table", "runs_table"]
+
+ACCURACIES = ("avg", "last", "forgetting")
+KINDS = ("refreshed", "reused", "skipped")
+
+
+def accuracy_table(groups: Sequence[Group]) -> Table:
+    """Return mean and deviation of each group, the best of each scenario set apart, and differences to plain."""
+    done = [group for group in groups if group.finished]
+    titles = [METRICS[name].title for name in ACCURACIES]
+    rows = []
+    for group in done:
+        rivals = [other for other in done if other.scenario == group.scenario]
+        reference = reference_of(rivals)
+        cells = [_accuracy(group, name, rivals) for name in ACCURACIES]
+        alone = Cell("-" if len(rivals) == 1 else "reference")
+        change = alone if reference is None or reference is group else _difference(group, reference)
+        rows.append((Cell(group.name), Cell(str(len(group.finished)), len(group.finished)), *cells, change))
+    definitions = "; ".join(f"{METRICS[name].title}: {METRICS[name].definition}" for name in ACCURACIES)
+    note = f"In percent, ± standard deviation over seeds. {definitions}. The difference is paired by seed (t-test)."
+    return Table("Accuracy", ("runs", "seeds", *titles, "Avg against reference"), tuple(rows), note)
+
+
+def cost_table(groups: Sequence[Group]) -> Table:
+    """Return what each group took: speed, evaluations by kind, memory, arithmetic, time."""
+    columns = (
+        "runs",
+        "images/s",
+        "against reference",
+        "evaluations per step",
+        "evaluations",
+        "sharpness steps",
+        "flatness steps",
+        "non-finite",
+        "peak memory (MiB)",
+        "TFLOP",
+        "seconds",
+    )
+    rows = []
+    for group in groups:
+        reference = reference_of([other for other in groups if other.scenario == group.scenario]) or group
+        speed = group.spread("images_per_second")
+        ratio = speed.mean / max(reference.spread("images_per_second").mean, 1e-12)
+        rows.append(
+            (
+                Cell(group.name),
+                _number(speed, 0),
+                Cell(f"{ratio:.2f} x", ratio),
+                _number(group.spread("evaluations_per_step"), 2),
+                _number(group.spread("evaluations"), 0, bare=True),
+                _kinds(group, "sharpness"),
+                _kinds(group, "flatness"),
+                _number(_over_runs(group, lambda r: float(r.cost["nonfinite_steps"])), 0, bare=True),
+                _number(_over_runs(group, lambda r: r.cost["peak_memory_bytes"] / 2**20), 0, bare=True),
+                _number(_over_runs(group, lambda r: r.cost["flops"] / 1e12), 3, bare=True),
+                _number(_over_runs(group, lambda r: r.seconds), 1, bare=True),
+            )
+        )
+    note = (
+        "Means over seeds. Steps by kind: refreshed (the direction was computed exactly) / reused (rebuilt from its "
+        "cache) / skipped (left out by the trigger). TFLOP: estimated from matrix products and convolutions."
+    )
+    return Table("Cost", columns, tuple(rows), note)
+
+
+def runs_table(records: Sequence[RunRecord]) -> Table:
+    """Return one row for each run, the unfinished ones with what is known."""
+    columns = ("run", "method", "data", "optimizer", "state", "seed", "Avg", "Last", "Forgetting", "images/s")
+    rows = tuple(_run_row(record) for record in records)
+    return Table("Runs", columns, rows, num_text=5, is_filtered=True)
+
+
+def _run_row(record: RunRecord) -> tuple[Cell, ...]:
+    config, summary = record.config, record.summary
+    names = (record.name, config.method.name, config.data.name, title_of(config.optimizer.name))
+    if summary is not None:
+        values = [100 * summary.value(name) for name in ACCURACIES]
+        numbers = [Cell(f"{value:.2f}", value) for value in values]
+        numbers.append(Cell(f"{summary.value('images_per_second'):.0f}", summary.value("images_per_second")))
+        state = "finished"
+    else:
+        state = f"unfinished, {len(record.stage_accuracy)} tasks learned"
+        known = [100 * value for value in record.stage_accuracy]
+        so_far = [sum(known) / len(known), known[-1]] if known else []
+        numbers = [Cell(f"{value:.2f} so far", value) for value in so_far]
+        numbers += [Cell("-")] * (len(ACCURACIES) + 1 - len(numbers))
+    return (*(Cell(name) for name in names), Cell(state), Cell(str(config.seed), config.seed), *numbers)
+
+
+def _accuracy(group: Group, name: str, rivals: Sequence[Group]) -> Cell:
+    value = group.spread(name)
+    means = [other.spread(name).mean for other in rivals]
+    best = max(means) if METRICS[name].is_gain else min(means)
+    return Cell(_plus_minus(value, 100, 2), 100 * value.mean, is_best=len(set(means)) > 1 and value.mean == best)
+
+
+def _difference(group: Group, reference: Group) -> Cell:
+    found = difference_to(reference, group, "avg")
+    if found is None:
+        return Cell("no common seed")
+    deviation = "" if math.isnan(found.std) else f" ± {100 * found.std:.2f}"
+    p = "" if math.isnan(found.p) else f", p {found.p:.2g}"
+    return Cell(f"{100 * found.mean:+.2f}{deviation}{p}", 100 * found.mean)
+
+
+def _kinds(group: Group, branch: str) -> Cell:
+    by_run = [record.summary.cost["evaluations_by_kind"] for record in group.records if record.summary is not None]
+    means = [spread([counts.get(f"{branch}.{kind}", 0) for counts in by_run]).mean for kind in KINDS]
+    return Cell(" / ".join(f"{mean:.0f}" for mean in means), means[0]) if any(means) else Cell("-")
+
+
+def _over_runs(group: Group, value: Callable[[RunSummary], float]) -> Spread:
+    return spread([value(record.summary) for record in group.records if record.summary is not None])
+
+
+def _number(value: Spread, digits: int, bare: bool = False) -> Cell:
+    return Cell(f"{value.mean:.{digits}f}" if bare else _plus_minus(value, 1, digits), value.mean)
+
+
+def _plus_minus(value: Spread, scale: float, digits: int) -> str:
+    if math.isnan(value.mean):
+        return "-"
+    deviation = "" if math.isnan(value.std) else f" ± {scale * value.std:.{digits}f}"
+    return f"{scale * value.mean:.{digits}f}{deviation}"

@@ -1,0 +1,250 @@
+"""The run directory: what a run writes, and how it is read back.
+
+``config.yaml`` and ``env.json`` are there from the start, ``metrics.jsonl`` grows line by line, ``checkpoints/`` lets a
+run go on, ``summary.json`` appears when it is done. Every file is written in one step, so that what is there is whole.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cflat._errors import CFlatError, DataError
+from cflat._files import plain_values, write_atomic
+from cflat.config.run_config import RunConfig, parse_config
+from cflat.config.documents import read_document
+from cflat.metrics import METRICS, AccuracyMatrix
+from cflat.train import Observer, RunResult
+
+__all__ = ["MetricsLog", "RunFolder", "RunSummary", "find_runs"]
+
+COSTS = (
+    "images_per_second",
+    "evaluations_per_step",
+    "step_seconds",
+    "data_seconds",
+    "peak_memory_bytes",
+    "trainable_parameters",
+)
+"""Costs that a summary has at its top level; all others are in its ``cost``."""
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """What a finished run has learned, and what it cost."""
+
+    config: RunConfig
+    accuracy: dict[str, AccuracyMatrix]
+    """By score, the headline first."""
+    cost: dict[str, Any]
+    seconds: float
+    """Wall time of the run, over all restarts."""
+    num_classes: int
+
+    @property
+    def headline(self) -> AccuracyMatrix:
+        """The accuracies of the method's first score."""
+        return next(iter(self.accuracy.values()))
+
+    def value(self, name: str) -> float:
+        """Return a number by name: one of the metrics of accuracy, or a cost."""
+        return float(getattr(self.headline, name) if name in METRICS else self.cost[name])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the content of ``summary.json``."""
+        config, headline = self.config, self.headline
+        return {
+            "method": config.method.name,
+            "data": config.data.name,
+            "optimizer": config.optimizer.name,
+            "preset": config.preset,
+            "seed": config.seed,
+            "scenario": config.stream.scenario,
+            **headline.summary(),
+            "score": next(iter(self.accuracy)),
+            "stage_accuracy": headline.stage_accuracy.tolist(),
+            "per_task": headline.per_task.tolist(),
+            "accuracy_matrix": headline.accuracy.tolist(),
+            **{name: self.cost[name] for name in COSTS},
+            "seconds": self.seconds,
+            "num_tasks": headline.num_tasks,
+            "num_classes": self.num_classes,
+            "scores": {name: {**matrix.summary(), **matrix.to_dict()} for name, matrix in self.accuracy.items()},
+            "cost": self.cost,
+            "definitions": {name: metric.definition for name, metric in METRICS.items()},
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], config: RunConfig) -> RunSummary:
+        """Take over what `to_dict` returned."""
+        accuracy = {name: AccuracyMatrix.from_dict(counts) for name, counts in values["scores"].items()}
+        if not accuracy:
+            raise KeyError("scores")
+        return cls(config, accuracy, dict(values["cost"]), float(values["seconds"]), int(values["num_classes"]))
+
+    @classmethod
+    def of(cls, config: RunConfig, result: RunResult, seconds: float, num_classes: int) -> RunSummary:
+        """Return the summary of what the trainer returned."""
+        return cls(config, result.accuracy, result.cost, seconds, num_classes)
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """A run directory."""
+
+    path: Path
+
+    @property
+    def config_file(self) -> Path:
+        """The resolved configuration."""
+        return self.path / "config.yaml"
+
+    @property
+    def environment_file(self) -> Path:
+        """Versions, machine and data."""
+        return self.path / "env.json"
+
+    @property
+    def metrics_file(self) -> Path:
+        """One line per epoch and per task."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def summary_file(self) -> Path:
+        """The result; absent until the run is done."""
+        return self.path / "summary.json"
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether there is a result."""
+        return self.summary_file.is_file()
+
+    def write(self, file: Path, values: Mapping[str, Any]) -> None:
+        """Write a JSON file; NaN becomes null."""
+        write_atomic(file, json.dumps(plain_values(values), indent=2, allow_nan=False) + "\n")
+
+    def load_config(self) -> RunConfig:
+        """Read the configuration.
+
+        Raises:
+            DataError: If this is no run directory, or another version's.
+        """
+        if not self.config_file.is_file():
+            raise DataError(f"{str(self.path)!r} is no run directory: it has no config.yaml.")
+        try:
+            return parse_config(read_document(self.config_file))
+        except CFlatError as error:
+            raise DataError(
+                f"{str(self.config_file)!r} is no configuration of this version of cflat. {error}"
+            ) from error
+
+    def load_environment(self) -> dict[str, Any]:
+        """Read versions, machine and data."""
+        return self._read(self.environment_file)
+
+    def load_summary(self) -> RunSummary:
+        """Read the result.
+
+        Raises:
+            DataError: If the run is not finished, or the file is broken.
+        """
+        config = self.load_config()
+        if not self.is_finished:
+            raise DataError(f"The run in {str(self.path)!r} is not finished. Go on: cflat run --resume {self.path}")
+        values = self._read(self.summary_file)
+        try:
+            return RunSummary.from_dict(values, config)
+        except (KeyError, TypeError, ValueError, AttributeError, DataError) as error:
+            raise DataError(f"{str(self.summary_file)!r} is no summary of a run: {error}.") from error
+
+    def load_metrics(self) -> list[dict[str, Any]]:
+        """Read the records of epochs and tasks; a half-written last line, left by a kill, is passed over."""
+        try:
+            lines = self.metrics_file.read_bytes().split(b"\n")
+        except OSError as error:
+            raise DataError(f"{str(self.metrics_file)!r} cannot be read: {error.strerror}.") from error
+        try:
+            return [json.loads(line) for line in lines[:-1]]
+        except ValueError as error:
+            raise DataError(f"{str(self.metrics_file)!r} is broken: {error}.") from error
+
+    def _read(self, file: Path) -> dict[str, Any]:
+        try:
+            values = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            raise DataError(f"{str(file)!r} cannot be read: {error}.") from error
+        if not isinstance(values, dict):
+            raise DataError(f"{str(file)!r} must hold an object, got {type(values).__name__}.")
+        return values
+
+
+class MetricsLog(Observer):
+    """Append one line per epoch and per task; a resumed run cuts off what its checkpoint does not know of.
+
+    Args:
+        path: The file; what it holds is cut off when the run starts, unless a checkpoint vouches for it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._offset = 0
+        self._seconds_before = 0.0
+        self._started = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """Wall time of the run so far, over all restarts."""
+        return self._seconds_before + time.monotonic() - self._started
+
+    def on_run_start(self, num_tasks: int, first_task: int) -> None:
+        """Cut the file back to where the run is."""
+        with self.path.open("ab") as file:
+            if file.tell() < self._offset:
+                raise DataError(f"{str(self.path)!r} is shorter than its checkpoint says; start the run anew.")
+            file.truncate(self._offset)
+
+    def on_epoch(self, record: dict[str, Any]) -> None:
+        """Append the record."""
+        self._append(record)
+
+    def on_task_end(self, record: dict[str, Any]) -> None:
+        """Append the record."""
+        self._append(record)
+
+    def state(self) -> dict[str, Any]:
+        """Return the length of the file and the time spent."""
+        return {"offset": self._offset, "seconds": self.seconds}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Take over length and time."""
+        self._offset, self._seconds_before = state["offset"], state["seconds"]
+        self._started = time.monotonic()
+
+    def _append(self, record: dict[str, Any]) -> None:
+        line = json.dumps(plain_values({**record, "seconds": round(self.seconds, 3)}), allow_nan=False) + "\n"
+        try:
+            with self.path.open("ab") as file:
+                file.write(line.encode())
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise DataError(f"{str(self.path)!r} could not be written: {error.strerror}.") from error
+        self._offset += len(line.encode())
+
+
+def find_runs(root: Path) -> Iterator[RunFolder]:
+    """Yield the run directories at or below a folder, in order of their names.
+
+    Raises:
+        DataError: If there is none.
+    """
+    found = sorted(path.parent for path in root.rglob("config.yaml")) if root.is_dir() else []
+    if not found:
+        raise DataError(f"There is no run directory at or below {str(root)!r}.")
+    for path in found:
+        yield RunFolder(path)

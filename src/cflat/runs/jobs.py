@@ -1,0 +1,121 @@
+"""Jobs, and where they are carried out: one run each, with results that come back through the run directories."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from cflat._errors import CFlatError, ConfigError, DataError
+from cflat.config.run_config import RunConfig
+from cflat.runs.folder import RunFolder, RunSummary
+from cflat.runs.run import run
+from cflat.train import Observer
+
+__all__ = ["Executor", "Job", "JobsFailed", "SerialExecutor", "carry_out", "pending_jobs", "run_jobs"]
+
+MAX_NAMED = 5
+"""Failed jobs that a message names."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a comparison or sweep."""
+
+    config: RunConfig
+    out: Path
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether its result is there already, from the same configuration.
+
+        Raises:
+            DataError: If the folder holds another run.
+        """
+        folder = RunFolder(self.out)
+        if not folder.config_file.is_file():
+            return False
+        if folder.load_config() != self.config:
+            raise DataError(f"{str(self.out)!r} holds a run with another configuration; choose another --out.")
+        return folder.is_finished
+
+
+class JobsFailed(CFlatError):
+    """Some jobs failed; all others are done.
+
+    Args:
+        failures: Each failed job with the reason, a sentence.
+        num_jobs: Jobs in all.
+    """
+
+    def __init__(self, failures: Sequence[tuple[Job, str]], num_jobs: int) -> None:
+        self.failures = tuple(failures)
+        more = len(failures) - MAX_NAMED
+        reasons = [f"{job.out}: {reason}" for job, reason in failures[:MAX_NAMED]]
+        reasons += [f"{more} more."] if more > 0 else []
+        done = "the others are done and kept" if len(failures) < num_jobs else "none is done"
+        super().__init__(f"{len(failures)} of {num_jobs} runs failed, {done}. {' '.join(reasons)}")
+
+
+class Executor(Protocol):
+    """Where jobs are carried out; results come back through the run directories."""
+
+    def __call__(self, jobs: Sequence[Job]) -> Iterator[Job]:
+        """Carry out all jobs, and yield each when its result is there."""
+        ...
+
+
+@dataclass(frozen=True)
+class SerialExecutor:
+    """One job after the other, in this process."""
+
+    observe: Callable[[Job], Sequence[Observer]] = lambda job: ()
+    """Makes the observers of a job."""
+    should_stop: Callable[[], bool] = lambda: False
+
+    def __call__(self, jobs: Sequence[Job]) -> Iterator[Job]:
+        """Carry out the jobs in order; one that was interrupted goes on from its checkpoint."""
+        for job in jobs:
+            carry_out(job, self.observe(job), self.should_stop)
+            yield job
+
+
+def carry_out(
+    job: Job, observers: Sequence[Observer] = (), should_stop: Callable[[], bool] = lambda: False
+) -> RunSummary:
+    """Carry out one job; one that was begun goes on from its checkpoint."""
+    is_begun = RunFolder(job.out).config_file.is_file()
+    return run(job.config, job.out, resume=is_begun, observers=observers, should_stop=should_stop)
+
+
+def run_jobs(jobs: Sequence[Job], executor: Executor | None = None) -> list[RunSummary]:
+    """Carry out the jobs whose results are missing, and return all results in the order of the jobs.
+
+    Args:
+        jobs: What to run; jobs that share configuration and folder are one run.
+        executor: Where to run; by default here, one after the other.
+
+    Raises:
+        DataError: If a folder holds another run.
+        ConfigError: If two jobs want one folder for different configurations.
+    """
+    pending = pending_jobs(jobs)
+    if pending:
+        for _ in (executor or SerialExecutor())(pending):
+            pass
+    return [RunFolder(job.out).load_summary() for job in jobs]
+
+
+def pending_jobs(jobs: Sequence[Job]) -> list[Job]:
+    """Return the jobs whose results are missing, one for each folder.
+
+    Raises:
+        DataError: If a folder holds another run.
+        ConfigError: If two jobs want one folder for different configurations.
+    """
+    by_folder: dict[Path, Job] = {}
+    for job in jobs:
+        if by_folder.setdefault(job.out, job).config != job.config:
+            raise ConfigError(f"Two different configurations would run in {str(job.out)!r}.")
+    return [job for job in by_folder.values() if not job.is_finished]

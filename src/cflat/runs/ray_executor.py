@@ -1,0 +1,218 @@
+"""Jobs as Ray tasks: side by side on the cores and GPUs of this machine, or on a cluster.
+
+Nothing here is imported before somebody asks for it, and Ray itself only when jobs are carried out. Tasks get plain
+values and leave their results in the run directories, which the driver reads: on a cluster these must be on a file
+system that all nodes share.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from cflat._errors import CFlatError, ConfigError, DataError, check
+from cflat.config.run_config import RunConfig, parse_config
+from cflat.config.documents import Layer
+from cflat.runs.jobs import Job, JobsFailed, carry_out
+from cflat.runs.interrupts import StopRequest
+from cflat.runs.folder import RunFolder
+from cflat.train import TrainingInterrupted
+
+__all__ = ["RayExecutor"]
+
+logger = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.5
+"""How often the driver asks whether to stop."""
+GRACE_SECONDS = 60.0
+"""How long running jobs may take to finish their step and save."""
+MAX_RETRIES = 3
+"""How often a job is begun again, from its checkpoint, after its worker was lost."""
+ANSWER_SECONDS = 10.0
+STORE_BYTES = 128 << 20
+"""Shared memory of a Ray that is started here: jobs exchange nothing but their configurations."""
+ADDRESS = "RAY_ADDRESS"
+PASSED_ON = ("CFLAT_DATA",)
+"""Variables of the environment that a job needs on another host."""
+
+
+@dataclass(frozen=True)
+class RayExecutor:
+    """One Ray task for each job, as many at a time as the cluster has room for.
+
+    A job asks for as many CPUs as it has threads (one if it does not say) and for a share of a GPU where it uses one.
+    Uses the connection of this process if there is one, else the cluster at ``$RAY_ADDRESS``, else starts Ray here for
+    as long as the jobs take.
+    """
+
+    gpus_per_job: float = 1.0
+    """In (0, 1]; 0.5 lets two jobs share a GPU."""
+    should_stop: Callable[[], bool] = lambda: False
+    """Asked twice a second; True lets the running jobs save and raises `TrainingInterrupted`."""
+
+    def __post_init__(self) -> None:
+        try:
+            check("--gpus", self.gpus_per_job, above=0, at_most=1)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+
+    def __call__(self, jobs: Sequence[Job]) -> Iterator[Job]:
+        """Carry out the jobs side by side; one that was lost or interrupted goes on from its checkpoint.
+
+        Raises:
+            ConfigError: If Ray is missing or does not answer, or a job wants several processes.
+            JobsFailed: If some jobs failed, after all others are done.
+            TrainingInterrupted: If it was asked to stop.
+        """
+        for job in jobs:
+            _require_one_process(job)
+        with _connection() as (ray, is_own):
+            pending = self._submit(ray, jobs, is_own)
+            failures: list[tuple[Job, str]] = []
+            try:
+                while pending:
+                    if self.should_stop():
+                        raise TrainingInterrupted("The jobs were asked to stop; what they have is saved.")
+                    done, _ = ray.wait(list(pending), timeout=POLL_SECONDS)
+                    for task in done:
+                        job = pending.pop(task)
+                        reason = _outcome(ray, task, job)
+                        if reason is None:
+                            yield job
+                        else:
+                            failures.append((job, reason))
+            finally:
+                _cancel(ray, list(pending))
+        if failures:
+            raise JobsFailed(failures, len(jobs))
+
+    def _submit(self, ray: ModuleType, jobs: Sequence[Job], is_own: bool) -> dict[Any, Job]:
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        cpus, gpus = (max((node.get(kind, 0) for node in nodes), default=0) for kind in ("CPU", "GPU"))
+        work = ray.remote(max_retries=MAX_RETRIES, retry_exceptions=[TrainingInterrupted])(_work)
+        environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+        tasks = {}
+        for job in jobs:
+            # More than any node has would wait for ever; threads may well outnumber cores.
+            resources = {
+                "num_cpus": min(job.config.runtime.threads or 1, max(1, int(cpus))),
+                "num_gpus": self.gpus_per_job if _uses_gpu(job.config, gpus > 0, is_own) else 0,
+            }
+            task = work.options(**resources).remote(job.config.to_dict(), str(job.out), os.getcwd(), environment)
+            tasks[task] = job
+        return tasks
+
+
+def _work(config: Layer, out: str, folder: str, environment: dict[str, str]) -> str | None:
+    """Carry out a job on a worker; return why it failed, or None. Cancelling asks it to save and stop."""
+    os.environ.update(environment)
+    try:
+        os.chdir(folder)
+    except OSError as error:
+        return f"The folder {folder!r} cannot be entered on {platform.node()}: {error.strerror}."
+    with StopRequest() as stop:
+        try:
+            carry_out(Job(parse_config(config), Path(out)), should_stop=stop)
+        except TrainingInterrupted:
+            raise
+        except CFlatError as error:
+            return str(error)
+    return None
+
+
+def _outcome(ray: ModuleType, task: Any, job: Job) -> str | None:
+    """Return why a task failed, or None if its result is there."""
+    try:
+        reason: str | None = ray.get(task)
+    except ray.exceptions.RayError as error:
+        logger.error("The job in %s failed.", job.out, exc_info=error)
+        cause = getattr(error, "cause", None) or error
+        return f"{type(cause).__name__}: {' '.join(str(cause).split())[:300]}"
+    if reason is None and not RunFolder(job.out).is_finished:
+        return "It ran, but its result is not here; run directories must be on a file system that all nodes share."
+    return reason
+
+
+def _cancel(ray: ModuleType, tasks: list[Any]) -> None:
+    """Take back what waits, ask what runs to save and stop, and wait for it."""
+    for task in reversed(tasks):  # the last first: what waits must not begin when others end
+        ray.cancel(task)
+    if tasks:
+        ray.wait(tasks, num_returns=len(tasks), timeout=GRACE_SECONDS)
+
+
+@contextmanager
+def _connection() -> Iterator[tuple[ModuleType, bool]]:
+    """Give Ray, connected, and whether this call started it for these jobs alone."""
+    ray = _import_ray()
+    if ray.is_initialized():
+        yield ray, False
+        return
+    address = os.environ.get(ADDRESS)
+    _connect(ray, address)
+    try:
+        yield ray, address is None
+    finally:
+        ray.shutdown()
+
+
+def _import_ray() -> ModuleType:
+    # Read when Ray is imported; a bench does not report home.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        return import_module("ray")
+    except ModuleNotFoundError:
+        raise ConfigError("The executor 'ray' needs the package ray; run: pip install 'cflat[sweep]'") from None
+
+
+def _require_answer(address: str) -> None:
+    """Refuse an address where nobody listens at once: Ray itself tries for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit():
+        return  # "auto" and the like
+    try:
+        socket.create_connection((host, int(port)), timeout=ANSWER_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise DataError(f"No Ray cluster answers at {ADDRESS}={address}: {error}.") from error
+
+
+def _connect(ray: ModuleType, address: str | None) -> None:
+    if address:
+        _require_answer(address)
+    is_main = threading.current_thread() is threading.main_thread()
+    handler = signal.getsignal(signal.SIGTERM)
+    own: dict[str, Any] = {} if address else {"include_dashboard": False, "object_store_memory": STORE_BYTES}
+    try:
+        ray.init(address=address or "local", log_to_driver=False, logging_level=logging.ERROR, **own)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        where = f"does not let us in at {ADDRESS}={address}" if address else "cannot be started here"
+        raise DataError(f"Ray {where}: {' '.join(str(error).split())[:300]}") from error
+    finally:
+        if is_main:  # Ray replaces the handler, and with it our way to stop
+            signal.signal(signal.SIGTERM, handler)
+
+
+def _require_one_process(job: Job) -> None:
+    runtime = job.config.runtime
+    if runtime.devices * runtime.num_nodes > 1:
+        raise ConfigError(
+            f"runtime.devices is {runtime.devices} and runtime.num_nodes {runtime.num_nodes}, but with the executor "
+            "'ray' a run is one process; set both to 1, or start cflat run with torchrun."
+        )
+
+
+def _uses_gpu(config: RunConfig, has_gpus: bool, is_own: bool) -> bool:
+    """Whether to ask Ray for a GPU; a cluster of others may have none yet and get one on request."""
+    accelerator = config.runtime.accelerator
+    return accelerator in ("auto", "cuda") if has_gpus else accelerator == "cuda" and not is_own

@@ -1,0 +1,237 @@
+"""`run`: from a configuration to a result in a run directory."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from cflat._errors import ConfigError, DataError
+from cflat._files import write_atomic
+from cflat.data import Stream, build_stream, eval_transform, load_dataset, train_transform
+from cflat.config.run_config import RunConfig
+from cflat.runs.environment import describe_environment
+from cflat.runs.folder import MetricsLog, RunFolder, RunSummary
+from cflat.methods import Method, StreamInfo, create_method
+from cflat.nn.backbone import Backbone, create_backbone
+from cflat.train import Inputs, Observer, OptimizerChoice, Runtime, RuntimeSettings, run_stream
+from cflat.train.observer import Observers
+from cflat.train.runtime import seed_everything
+
+__all__ = ["Assembly", "assemble", "make_stream", "resume", "run"]
+
+logger = logging.getLogger(__name__)
+
+SPARE_BYTES = 16 << 20
+CHECKPOINT_COPIES = 6
+"""Three files at a time (two kept, one being written), each with at least weights and momentum."""
+_BUILD = 5
+"""Key of the random numbers that initialise the network; the trainer's own keys are smaller."""
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """The parts of a run, made from its configuration."""
+
+    stream: Stream
+    method: Method
+    inputs: Inputs
+
+
+def run(
+    config: RunConfig,
+    out: str | Path | None = None,
+    *,
+    resume: bool = False,
+    observers: Sequence[Observer] = (),
+    should_stop: Callable[[], bool] = lambda: False,
+) -> RunSummary:
+    """Train as ``config`` says and return the result, which is also in ``out``.
+
+    Args:
+        config: What to do.
+        out: The run directory, absent or empty; None keeps nothing on disk.
+        resume: Go on with the run that is in ``out``; a finished one is only read.
+        observers: Who is told, besides the files.
+        should_stop: Asked after every step; True saves the state and raises `TrainingInterrupted`.
+
+    Raises:
+        ConfigError: If the configuration does not fit the machine or the data.
+        DataError: If data, weights or the run directory are not usable.
+    """
+    folder = None if out is None else RunFolder(Path(out))
+    if folder is not None and resume and folder.is_finished:
+        return folder.load_summary()
+    check_devices(config.runtime)
+    runtime = Runtime(config.runtime)
+    if folder is not None and runtime.is_main:
+        prepare_folder(folder, resume)
+    parts = assemble(config)
+    log = None
+    if folder is not None and runtime.is_main:
+        _describe(folder, config, parts, resume)
+        log = MetricsLog(folder.metrics_file)
+    told = [*([log] if log is not None else []), *(observers if runtime.is_main else ())]
+    result = run_stream(
+        parts.method,
+        parts.stream,
+        base=config.base,
+        train=config.train,
+        runtime=runtime,
+        optimizer=OptimizerChoice(config.optimizer.name, config.optimizer.keywords()),
+        inputs=parts.inputs,
+        seed=config.seed,
+        observer=Observers(told),
+        folder=None if folder is None else folder.path,
+        resume=resume,
+        should_stop=should_stop,
+    )
+    seconds = 0.0 if log is None else log.seconds
+    summary = RunSummary.of(config, result, seconds, parts.stream.num_classes)
+    if folder is not None and runtime.is_main:
+        folder.write(folder.summary_file, summary.to_dict())
+    return summary
+
+
+def resume(
+    out: str | Path, *, observers: Sequence[Observer] = (), should_stop: Callable[[], bool] = lambda: False
+) -> RunSummary:
+    """Go on with the run in ``out``, from its own configuration."""
+    config = RunFolder(Path(out)).load_config()
+    return run(config, out, resume=True, observers=observers, should_stop=should_stop)
+
+
+def assemble(config: RunConfig) -> Assembly:
+    """Load the data and build the network; a pure function of the configuration.
+
+    Raises:
+        ConfigError: If parts do not fit together.
+        DataError: If data or weights are missing or broken.
+    """
+    stream = make_stream(config)
+    info = StreamInfo(config.stream.scenario, stream.num_classes, stream.num_tasks, stream.label_modulus)
+    seed_everything(config.seed, _BUILD)
+    try:
+        backbone = _backbone(config)
+        method = create_method(config.method.name, backbone, info, config.method.settings)
+        inputs = Inputs(
+            train_transform(config.backbone.inputs, backbone.image_size, backbone.mean, backbone.std),
+            eval_transform(config.backbone.inputs, backbone.image_size, backbone.mean, backbone.std),
+        )
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    return Assembly(stream, method, inputs)
+
+
+def make_stream(config: RunConfig) -> Stream:
+    """Load the dataset and cut it into tasks."""
+    data, stream = config.data, config.stream
+    try:
+        dataset = load_dataset(
+            data.name,
+            data.root,
+            train_per_class=data.train_per_class,
+            test_per_class=data.test_per_class,
+            seed=data.subsample_seed,
+            short_side=data.short_side,
+        )
+        built = build_stream(
+            dataset,
+            stream.scenario,
+            initial=stream.initial,
+            increment=stream.increment,
+            order_seed=stream.order_seed,
+            task_order_seed=stream.task_order_seed,
+            labels=stream.labels,
+            domain_order=stream.domain_order,
+        )
+        return built if stream.max_tasks is None else built.first(stream.max_tasks)
+    except ValueError as error:
+        raise ConfigError(f"stream: {error}") from error
+
+
+def check_devices(runtime: RuntimeSettings) -> None:
+    """Refuse devices that this machine does not have.
+
+    Raises:
+        ConfigError: With the key to change.
+    """
+    has_cuda = torch.cuda.is_available()
+    if runtime.accelerator == "cuda" and not has_cuda:
+        raise ConfigError("runtime.accelerator is 'cuda', but torch finds no CUDA device here; use cpu or auto.")
+    if runtime.accelerator == "mps" and not torch.backends.mps.is_available():
+        raise ConfigError("runtime.accelerator is 'mps', but torch finds no such device here; use cpu or auto.")
+    uses_cuda = runtime.accelerator == "cuda" or (runtime.accelerator == "auto" and has_cuda)
+    if uses_cuda and runtime.devices > torch.cuda.device_count():
+        raise ConfigError(
+            f"runtime.devices is {runtime.devices}, but torch finds {torch.cuda.device_count()} CUDA devices here."
+        )
+    if runtime.precision == "16" and not uses_cuda:
+        raise ConfigError("runtime.precision 16 needs a CUDA device; use 32 or bf16.")
+
+
+def prepare_folder(folder: RunFolder, is_resumed: bool) -> None:
+    """Make the run directory, or find out before training that it cannot be used.
+
+    Raises:
+        DataError: If it holds something already, holds no run to go on with, or cannot be written.
+    """
+    path = folder.path
+    if is_resumed and not folder.config_file.is_file():
+        raise DataError(f"{str(path)!r} holds no run to go on with: it has no config.yaml.")
+    try:
+        if not is_resumed and path.exists() and (not path.is_dir() or any(map(_is_content, path.iterdir()))):
+            raise DataError(
+                f"{str(path)!r} is not empty. Choose another --out, or go on with: cflat run --resume {path}"
+            )
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(f"The run directory {str(path)!r} cannot be made: {error.strerror}.") from error
+    probe = path / ".probe"
+    write_atomic(probe, b"")
+    probe.unlink()
+
+
+def _is_content(entry: Path) -> bool:
+    """Whether a file is more than what a run leaves that was killed while it made its folder."""
+    return not entry.name.startswith(".")
+
+
+def _describe(folder: RunFolder, config: RunConfig, parts: Assembly, is_resumed: bool) -> None:
+    """Write what is known before training; on resume, make sure that it is still true."""
+    _require_space(folder.path, parts.method)
+    fingerprint = parts.stream.fingerprint()
+    if is_resumed and folder.environment_file.is_file():
+        before = folder.load_environment().get("stream")
+        if before != fingerprint:
+            raise DataError(
+                f"The data of the run in {str(folder.path)!r} has changed since it began (stream {before}, "
+                f"now {fingerprint}); start it anew."
+            )
+        return
+    write_atomic(folder.config_file, config.to_yaml())
+    folder.write(folder.environment_file, {**describe_environment(), "stream": fingerprint})
+
+
+def _require_space(path: Path, method: Method) -> None:
+    weights = sum(value.numel() * value.element_size() for value in method.state_dict().values())
+    needed, free = SPARE_BYTES + CHECKPOINT_COPIES * weights, shutil.disk_usage(path).free
+    if free < needed:
+        raise DataError(
+            f"The disk of {str(path)!r} has {free >> 20} MiB left, checkpoints need at least {needed >> 20} MiB. "
+            "Free some space or choose another --out."
+        )
+
+
+def _backbone(config: RunConfig) -> Backbone:
+    section = config.backbone
+    return create_backbone(
+        section.name,
+        weights=None if section.weights == "random" else section.weights,
+        image_size=section.image_size,
+        drop_path_rate=section.drop_path_rate,
+    )

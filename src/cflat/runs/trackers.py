@@ -1,0 +1,153 @@
+"""Send the numbers of a run to TensorBoard, Weights & Biases or MLflow; files remain the source of truth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from cflat._errors import ConfigError
+from cflat._registry import suggest
+from cflat.config.run_config import RunConfig
+from cflat.train import Observer
+
+__all__ = ["TRACKERS", "Tracker", "TrackerObserver", "create_tracker"]
+
+
+class Tracker(Protocol):
+    """Where numbers go."""
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Record numbers at a step."""
+        ...
+
+    def close(self) -> None:
+        """Send what is left."""
+        ...
+
+
+class TensorBoardTracker:
+    """Event files in the run directory."""
+
+    def __init__(self, config: RunConfig, folder: Path) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(folder / "tensorboard"))
+        self._writer.add_text("config", f"```\n{config.to_yaml()}\n```")
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Record numbers at a step."""
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        """Send what is left."""
+        self._writer.close()
+
+
+class WandbTracker:
+    """A run in the project ``cflat``; a resumed run goes on under the same name."""
+
+    def __init__(self, config: RunConfig, folder: Path) -> None:
+        import wandb
+
+        self._run = wandb.init(
+            project="cflat", name=folder.name, id=folder.name, dir=str(folder), config=config.to_dict(), resume="allow"
+        )
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Record numbers at a step."""
+        self._run.log(dict(values), step=step)
+
+    def close(self) -> None:
+        """Send what is left."""
+        self._run.finish()
+
+
+class MlflowTracker:
+    """A run in the experiment ``cflat``."""
+
+    def __init__(self, config: RunConfig, folder: Path) -> None:
+        import mlflow
+
+        self._mlflow = mlflow
+        mlflow.set_experiment("cflat")
+        mlflow.start_run(run_name=folder.name)
+        mlflow.log_params(flatten(config.to_dict()))
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Record numbers at a step."""
+        self._mlflow.log_metrics(dict(values), step=step)
+
+    def close(self) -> None:
+        """Send what is left."""
+        self._mlflow.end_run()
+
+
+TRACKERS: dict[str, Callable[[RunConfig, Path], Tracker]] = {
+    "tensorboard": TensorBoardTracker,
+    "wandb": WandbTracker,
+    "mlflow": MlflowTracker,
+}
+
+
+def create_tracker(name: str, config: RunConfig, folder: Path) -> Tracker:
+    """Return the tracker called ``name``.
+
+    Raises:
+        ConfigError: If the name is unknown or its package is not installed.
+    """
+    if name not in TRACKERS:
+        raise ConfigError(f"Unknown tracker {name!r}.{suggest(name, list(TRACKERS))} Known: {', '.join(TRACKERS)}.")
+    try:
+        return TRACKERS[name](config, folder)
+    except ImportError as error:
+        raise ConfigError(f"The tracker {name!r} is not installed; run: pip install 'cflat[track]'") from error
+
+
+class TrackerObserver(Observer):
+    """Pass the numbers of epochs and tasks on to a tracker, numbered by the epochs of the whole run."""
+
+    def __init__(self, tracker: Tracker) -> None:
+        self.tracker = tracker
+        self.step = 0
+
+    def on_epoch(self, record: dict[str, Any]) -> None:
+        """Pass on loss, learning rate and counters."""
+        self.step += 1
+        self._log("epoch", record)
+
+    def on_task_end(self, record: dict[str, Any]) -> None:
+        """Pass on accuracies and speed."""
+        self._log("task", record)
+
+    def state(self) -> dict[str, Any]:
+        """Return the number of epochs so far."""
+        return {"step": self.step}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Take over the number of epochs."""
+        self.step = state.get("step", 0)
+
+    def close(self) -> None:
+        """Send what is left."""
+        self.tracker.close()
+
+    def _log(self, kind: str, record: dict[str, Any]) -> None:
+        values = {f"{kind}/{key}": value for key, value in flatten(record).items() if isinstance(value, int | float)}
+        self.tracker.log(self.step, values)
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested values under dotted names; lists are left out.
+
+    >>> flatten({"a": {"b": 1}, "c": 2})
+    {'a.b': 1, 'c': 2}
+    """
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            flat.update(flatten(value, f"{prefix}{key}."))
+        elif not isinstance(value, list | tuple):
+            flat[f"{prefix}{key}"] = value
+    return flat

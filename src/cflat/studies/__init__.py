@@ -1,0 +1,1 @@
+"""Studies: questions that take several runs, or a closer look at one."""

@@ -1,0 +1,110 @@
+"""`probe_run`: probe a method on a dataset as it is about to be trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+
+from torch import nn
+
+from cflat._errors import ConfigError
+from cflat.analysis.probe import Probe, ProbeResult
+from cflat.config.choices import parse_optimizer
+from cflat.config.run_config import RunConfig
+from cflat.data import Batch
+from cflat.optim import SharpnessAware
+from cflat.runs.run import run
+from cflat.studies.recording import check_watchable
+from cflat.train import Observer, TrainingInterrupted
+from cflat.train.objective import Objective
+
+__all__ = ["ProbeObserver", "probe_run"]
+
+
+class ProbeObserver(Observer):
+    """Probe the first steps of one task.
+
+    Args:
+        radii: The radii to try, the configured one first.
+        steps: Steps to look at.
+        warmup: Steps of the task to let pass before.
+        task: Index of the task.
+        settings: Turbo's lam, beta and k.
+        tell: Told after every probed step how many are done.
+    """
+
+    def __init__(
+        self,
+        radii: tuple[float, ...],
+        steps: int,
+        warmup: int,
+        task: int,
+        settings: dict[str, float],
+        tell: Callable[[int], None] = lambda done: None,
+    ) -> None:
+        self.radii, self.steps, self.warmup, self.task = radii, steps, warmup, task
+        self.settings, self.tell = settings, tell
+        self.probe: Probe | None = None
+        self._optimizer: SharpnessAware | None = None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether enough steps were probed, or the task is over."""
+        is_past = self._optimizer is not None and self._optimizer.task_index > self.task
+        return is_past or (self.probe is not None and self.probe.steps >= self.steps)
+
+    def on_phase_start(self, optimizer: SharpnessAware, network: nn.Module) -> None:
+        """Set up the shadows when the task's first phase begins."""
+        self._optimizer = optimizer
+        if optimizer.task_index == self.task and self.probe is None:
+            k = int(self.settings.get("k", 5))
+            weights = {name: value for name, value in self.settings.items() if name in ("lam", "beta")}
+            self.probe = Probe(optimizer.all_params(), network, radii=self.radii, k=k, **weights)
+
+    def on_step_start(self, epoch: int, objective: Objective, batch: Batch) -> None:
+        """Look at this step."""
+        optimizer = self._optimizer
+        if self.probe is None or optimizer is None or optimizer.task_index != self.task or self.is_done:
+            return
+        if optimizer.task_step >= self.warmup:
+            self.probe.look(objective.closure(batch))
+            self.tell(self.probe.steps)
+
+
+def probe_run(
+    config: RunConfig,
+    radii: tuple[float, ...],
+    *,
+    steps: int = 24,
+    warmup: int = 10,
+    task: int = 0,
+    tell: Callable[[int], None] = lambda done: None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> ProbeResult:
+    """Train plainly up to a task and probe its first steps.
+
+    Args:
+        config: What would be trained; its optimizer gives lam, beta and k, and does not train.
+        radii: The radii to try; the verdict is about the first.
+        steps: Steps to look at.
+        warmup: Steps of the task to let pass before.
+        task: Index of the task, from 0.
+        tell: Told after every probed step how many are done.
+        should_stop: Asked after every step; True ends the probe with what it has.
+
+    Raises:
+        ConfigError: If the task has no step to look at.
+    """
+    check_watchable(config.runtime)
+    settings = {key: value for key, value in config.optimizer.keywords().items() if key in ("lam", "beta", "k")}
+    observer = ProbeObserver(radii, steps, warmup, task, settings, tell)
+    plain = replace(config, optimizer=parse_optimizer({"name": "none"}))
+    with suppress(TrainingInterrupted):
+        run(plain, observers=[observer], should_stop=lambda: observer.is_done or should_stop())
+    if observer.probe is None or observer.probe.steps == 0:
+        raise ConfigError(
+            f"There was no step to probe in task {task} after a warm-up of {warmup}: choose a task below the number of "
+            "tasks that is trained by gradients, a smaller --warmup, or more epochs."
+        )
+    return observer.probe.result()

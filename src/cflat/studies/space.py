@@ -1,0 +1,235 @@
+"""The file of a sweep, and the combinations of settings that it stands for.
+
+What is drawn at random is a pure function of the seed, draw by draw and axis by axis: asking for more draws, or adding
+values and axes, keeps those that were there, so that their finished runs are used again.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+from zlib import crc32
+
+import numpy as np
+
+from cflat._errors import ConfigError
+from cflat.config.choices import own_settings, require_shared_settings
+from cflat.config.documents import CHOICES, Layer, merge, nested, read_document
+from cflat.config.validation import parse_section, quote, require_mapping
+
+__all__ = ["Interval", "Settings", "Sweep", "describe", "parse_sweep", "read_sweep"]
+
+MAX_COMBINATIONS = 10_000
+MAX_MISSES = 1000
+"""Draws in a row that give nothing new before the range counts as exhausted."""
+DRAWN_DIGITS = 4
+"""Significant digits of drawn numbers: folders are named after them."""
+
+Settings: TypeAlias = "dict[str, Any]"
+"""One combination: values by dotted key."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A range that numbers are drawn from."""
+
+    low: float = 0.0
+    high: float = 1.0
+    scale: Literal["linear", "log"] = "linear"
+    """log draws uniformly between the logarithms."""
+
+    def at(self, share: float) -> float:
+        """Return the number at a share in [0, 1] of the way from low to high."""
+        if self.scale == "log":
+            exact = math.exp(math.log(self.low) + share * (math.log(self.high) - math.log(self.low)))
+        else:
+            exact = self.low + share * (self.high - self.low)
+        return min(max(float(f"{exact:.{DRAWN_DIGITS}g}"), self.low), self.high)
+
+
+@dataclass(frozen=True)
+class _File:
+    """The keys of a sweep file."""
+
+    name: str | None = None
+    base: dict[str, Any] = field(default_factory=dict)
+    axes: dict[str, Any] = field(default_factory=dict)
+    seeds: tuple[int, ...] = (0,)
+    sample: int | None = None
+    sample_seed: int = 0
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What to vary, around what, with which seeds."""
+
+    name: str
+    base: Layer
+    """What all runs share; settings under ``optimizer`` go to those that have them."""
+    axes: Mapping[str, tuple[Any, ...] | Interval]
+    """By dotted key: the values to try, or the range to draw from."""
+    seeds: tuple[int, ...] = (0,)
+    sample: int | None = None
+    """Take so many of the combinations; None takes all."""
+    sample_seed: int = 0
+
+    def combinations(self) -> list[Settings]:
+        """Return what to run, without settings that a combination's optimizer does not have; each once.
+
+        Raises:
+            ConfigError: If an optimizer is unknown, or there are too many combinations.
+        """
+        if any(isinstance(values, Interval) for values in self.axes.values()):
+            return self._drawn()
+        number = math.prod(len(values) for values in self.axes.values() if not isinstance(values, Interval))
+        if number > MAX_COMBINATIONS:
+            raise ConfigError(
+                f"sweep.axes make {number} combinations, more than {MAX_COMBINATIONS}; list fewer values."
+            )
+        every = list(_distinct(self._own(values) for values in self._grid()))
+        if self.sample is None:
+            return every
+        return sorted(every, key=lambda own: _uniform(self.sample_seed, _text(own)))[: self.sample]
+
+    def layer(self, settings: Settings) -> Layer:
+        """Return the whole configuration of a combination, as for `resolve_config`; the seed is not part of it."""
+        chosen = merge(*(nested(key, value) for key, value in settings.items()))
+        shared = {key: value for key, value in self.base.items() if key != "optimizer"}
+        own = {key: value for key, value in chosen.items() if key != "optimizer"}
+        optimizer = {**self._optimizer, **chosen.get("optimizer", {})}
+        return merge(shared, own, {"optimizer": own_settings(optimizer, optimizer["name"])})
+
+    @property
+    def _optimizer(self) -> Layer:
+        """What the base says about the optimizer."""
+        section = merge({"optimizer": self.base.get("optimizer") or {}})["optimizer"]
+        return {"name": "none", **require_mapping(section, "sweep.base.optimizer")}
+
+    def _grid(self) -> Iterator[Settings]:
+        values = [axis for axis in self.axes.values() if not isinstance(axis, Interval)]
+        for chosen in product(*values):
+            yield dict(zip(self.axes, chosen, strict=True))
+
+    def _drawn(self) -> list[Settings]:
+        """Draw until there are enough that differ."""
+        found: dict[str, Settings] = {}
+        misses = draw = 0
+        while len(found) < (self.sample or 0) and misses < MAX_MISSES:
+            shares = {key: _uniform(self.sample_seed, key, draw) for key in self.axes}
+            own = self._own({key: _pick(axis, shares[key]) for key, axis in self.axes.items()})
+            misses = misses + 1 if _text(own) in found else 0
+            found.setdefault(_text(own), own)
+            draw += 1
+        return list(found.values())
+
+    def _own(self, settings: Settings) -> Settings:
+        """Leave out what the combination's optimizer does not have."""
+        name = settings["optimizer.name"] if "optimizer.name" in settings else self._optimizer["name"]
+        varied = {key: key.split(".")[1] for key in settings if key.startswith("optimizer.")}
+        own = own_settings(dict.fromkeys(varied.values()), name)
+        return {key: value for key, value in settings.items() if key not in varied or varied[key] in own}
+
+
+def read_sweep(path: str | Path) -> Sweep:
+    """Read the file of a sweep; without a name, it is called like the file.
+
+    Raises:
+        ConfigError: If it cannot be read, or something in it is wrong.
+    """
+    return parse_sweep(read_document(path), Path(path).stem)
+
+
+def parse_sweep(document: Mapping[str, Any], name: str = "sweep") -> Sweep:
+    """Return the sweep that a document describes.
+
+    Args:
+        document: What was read from a file.
+        name: The sweep's name if the document has none.
+
+    Raises:
+        ConfigError: If a key is unknown or a value is wrong.
+    """
+    file: _File = parse_section(_File, document, "sweep")
+    if not file.axes:
+        raise ConfigError("sweep.axes must name at least one key to vary, for example optimizer.rho: [0.02, 0.05].")
+    if not file.seeds or len(set(file.seeds)) < len(file.seeds):
+        raise ConfigError(f"sweep.seeds must list different seeds, got {quote(list(file.seeds))}.")
+    axes: dict[str, tuple[Any, ...] | Interval] = {}
+    for key, values in require_mapping(file.axes, "sweep.axes").items():
+        full = f"{key}.name" if key in CHOICES else key
+        if full in axes or not all(full.split(".")):
+            raise ConfigError(f"sweep.axes must name keys once each, for example optimizer.rho, got {quote(key)}.")
+        axes[full] = _axis(f"sweep.axes.{key}", values)
+    if "seed" in axes or "seed" in file.base:
+        raise ConfigError("seed is given for the whole sweep; list seeds under sweep.seeds.")
+    ranges = [key for key, axis in axes.items() if isinstance(axis, Interval)]
+    if ranges and file.sample is None:
+        raise ConfigError(f"sweep.axes.{ranges[0]} is a range, so sweep.sample must say how many runs to draw.")
+    sweep = Sweep(file.name or name, file.base, axes, file.seeds, file.sample, file.sample_seed)
+    _require_known_settings(sweep)
+    return sweep
+
+
+def describe(settings: Settings) -> str:
+    """Return a combination as it would be typed.
+
+    >>> describe({"optimizer.name": "sam", "optimizer.rho": 0.1})
+    'optimizer.name=sam, optimizer.rho=0.1'
+    """
+    parts = (f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in settings.items())
+    return ", ".join(parts)
+
+
+def _axis(path: str, values: object) -> tuple[Any, ...] | Interval:
+    if isinstance(values, Mapping):
+        interval: Interval = parse_section(Interval, values, path)
+        is_log = interval.scale == "log"
+        if not {"low", "high"} <= set(values) or interval.low >= interval.high or (is_log and interval.low <= 0):
+            raise ConfigError(f"{path} must have numbers {'0 < ' * is_log}low < high, got {quote(dict(values))}.")
+        return interval
+    if not isinstance(values, list) or not values:
+        raise ConfigError(f"{path} must list values, for example [0.02, 0.05], got {quote(values)}.")
+    try:
+        texts = {json.dumps(value, sort_keys=True) for value in values}
+    except (TypeError, ValueError):
+        raise ConfigError(f"{path} must list numbers, text, lists or mappings, got {quote(values)}.") from None
+    if len(texts) < len(values):
+        raise ConfigError(f"{path} must list different values, got {quote(values)}.")
+    return tuple(values)
+
+
+def _require_known_settings(sweep: Sweep) -> None:
+    """Refuse an optimizer setting that no optimizer of the sweep has: it would be left out everywhere."""
+    shared = sweep._optimizer
+    names = sweep.axes.get("optimizer.name", (shared["name"],))
+    if isinstance(names, Interval):
+        raise ConfigError("sweep.axes.optimizer.name must list optimizers, not a range.")
+    varied = [key.split(".")[1] for key in sweep.axes if key.startswith("optimizer.")]
+    require_shared_settings([*shared, *varied], names)
+
+
+def _pick(axis: tuple[Any, ...] | Interval, share: float) -> Any:
+    return axis.at(share) if isinstance(axis, Interval) else axis[int(share * len(axis))]
+
+
+def _uniform(seed: int, text: str, number: int = 0) -> float:
+    """Return a number in [0, 1) that depends on these alone."""
+    return float(np.random.default_rng([seed, crc32(text.encode()), number]).random())
+
+
+def _distinct(every: Iterator[Settings]) -> Iterator[Settings]:
+    seen: set[str] = set()
+    for settings in every:
+        text = _text(settings)
+        if text not in seen:
+            seen.add(text)
+            yield settings
+
+
+def _text(settings: Settings) -> str:
+    return json.dumps(settings, sort_keys=True)

@@ -1,0 +1,201 @@
+"""Run a sweep: every combination with every seed, in folders with readable names; finished runs are reused."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from cflat._errors import ConfigError, DataError
+from cflat._files import plain_values, write_atomic
+from cflat.config.presets import resolve_config
+from cflat.config.run_config import RunConfig
+from cflat.figures.static import save
+from cflat.figures.sweeps import SweepCase, sweep_figure
+from cflat.metrics import Spread, spread
+from cflat.report.write import write_report
+from cflat.runs.folder import RunFolder, RunSummary
+from cflat.runs.jobs import Executor, Job, run_jobs
+from cflat.studies.compare import COLUMNS
+from cflat.studies.space import Settings, Sweep, describe
+
+__all__ = ["Combination", "SweepResult", "SweepRow", "plan_sweep", "run_sweep", "write_sweep"]
+
+MAX_NAME = 120
+"""Characters of a folder's name."""
+
+
+@dataclass(frozen=True)
+class Combination:
+    """Settings, and one job for each seed."""
+
+    settings: Settings
+    jobs: tuple[Job, ...]
+
+
+@dataclass(frozen=True)
+class SweepRow:
+    """One combination: its numbers over the seeds."""
+
+    settings: Settings
+    folders: tuple[Path, ...]
+    """One for each seed."""
+    summaries: tuple[RunSummary, ...]
+    spreads: Mapping[str, Spread]
+
+
+@dataclass(frozen=True)
+class SweepResult:
+    """All combinations of a sweep."""
+
+    name: str
+    axes: tuple[str, ...]
+    seeds: tuple[int, ...]
+    rows: tuple[SweepRow, ...]
+
+    @property
+    def ranked(self) -> list[SweepRow]:
+        """The rows by their mean Avg, the best first; those without one come last."""
+        return sorted(self.rows, key=lambda row: _rank(row.spreads["avg"].mean))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the content of ``sweep.json``: plain values, the best combination first."""
+        rows = [
+            {
+                "settings": row.settings,
+                **{name: asdict(value) for name, value in row.spreads.items()},
+                "runs": [str(folder) for folder in row.folders],
+            }
+            for row in self.ranked
+        ]
+        content: dict[str, Any] = plain_values(
+            {"name": self.name, "axes": self.axes, "seeds": self.seeds, "best": self.ranked[0].settings, "rows": rows}
+        )
+        return content
+
+    def to_csv(self) -> str:
+        """Return the content of ``sweep.csv``: one row for each run."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow([*self.axes, "seed", *COLUMNS, "run"])
+        for row in self.rows:
+            cells = ["" if key not in row.settings else _cell(row.settings[key]) for key in self.axes]
+            for folder, summary in zip(row.folders, row.summaries, strict=True):
+                numbers = [summary.value(name) for name in COLUMNS]
+                writer.writerow([*cells, summary.config.seed, *numbers, str(folder)])
+        return text.getvalue()
+
+
+def plan_sweep(sweep: Sweep, out: Path) -> list[Combination]:
+    """Return all combinations with their jobs; every configuration is checked before any run begins.
+
+    A run that is in ``out`` already, under whatever name, keeps its folder: axes can be added or reordered later.
+
+    Raises:
+        ConfigError: If a configuration is wrong; the message names the combination.
+    """
+    configs: dict[str, tuple[Settings, RunConfig]] = {}
+    for settings in sweep.combinations():
+        config = _resolve(sweep, settings)
+        configs.setdefault(config.fingerprint(), (settings, config))
+    members = [(own, [replace(config, seed=seed) for seed in sweep.seeds]) for own, config in configs.values()]
+    known = _known_runs(out)
+    # Folders in use by this sweep; one that holds anything else is an error, as everywhere.
+    taken = {known[key] for _, own in members for key in (one.fingerprint() for one in own) if key in known}
+
+    def folder(settings: Settings, config: RunConfig) -> Path:
+        return known.get(config.fingerprint()) or _free_folder(out, settings, config, taken)
+
+    return [Combination(own, tuple(Job(one, folder(own, one)) for one in seeds)) for own, seeds in members]
+
+
+def run_sweep(sweep: Sweep, out: str | Path, executor: Executor | None = None) -> SweepResult:
+    """Run every combination with every seed, and gather the results.
+
+    Args:
+        sweep: What to run.
+        out: Folder of the run directories; those that are finished are only read.
+        executor: Where to run; by default here, one after the other.
+    """
+    combinations = plan_sweep(sweep, Path(out))
+    jobs = [job for combination in combinations for job in combination.jobs]
+    summaries = iter(run_jobs(jobs, executor))
+    rows = []
+    for combination in combinations:
+        own = tuple(next(summaries) for _ in combination.jobs)
+        spreads = {name: spread([summary.value(name) for summary in own]) for name in COLUMNS}
+        rows.append(SweepRow(combination.settings, tuple(job.out for job in combination.jobs), own, spreads))
+    return SweepResult(sweep.name, tuple(sweep.axes), sweep.seeds, tuple(rows))
+
+
+def write_sweep(folder: Path, result: SweepResult) -> tuple[Path, Path]:
+    """Write ``sweep.json``, ``sweep.csv``, ``sweep.png`` and ``report.html``; return the last two paths."""
+    write_atomic(folder / "sweep.json", json.dumps(result.to_dict(), indent=2, allow_nan=False) + "\n")
+    write_atomic(folder / "sweep.csv", result.to_csv())
+    cases = [
+        SweepCase(
+            row.settings,
+            [summary.value("avg") for summary in row.summaries],
+            [summary.value("images_per_second") for summary in row.summaries],
+        )
+        for row in result.ranked
+    ]
+    picture = save(sweep_figure(result.name, cases), folder / "sweep.png")
+    page = folder / "report.html"
+    write_report([path for row in result.rows for path in row.folders], page, f"Sweep {result.name}")
+    return picture, page
+
+
+def _free_folder(out: Path, settings: Settings, config: RunConfig, taken: set[Path]) -> Path:
+    """Return a folder and take it; where another combination has the name, the configuration's hash is added."""
+    name = _folder_name(settings)
+    path = out / f"{name}-seed{config.seed}"
+    if path in taken:
+        path = out / f"{name}-{config.fingerprint()[:8]}-seed{config.seed}"
+    taken.add(path)
+    return path
+
+
+def _folder_name(settings: Settings) -> str:
+    """Return a readable name that is safe for every file system.
+
+    >>> _folder_name({"optimizer.name": "c_flat", "optimizer.rho": 0.05, "base.milestones": [10, 15]})
+    'c_flat-rho0.05-milestones10-15'
+    """
+    words = []
+    for key, value in settings.items():
+        text = Path(value).stem if isinstance(value, str) and "/" in value else _cell(value)
+        is_number = isinstance(value, int | float)
+        safe = text.replace("+", "") if is_number else re.sub(r"[^A-Za-z0-9._]+", "-", text).strip("-.")
+        words.append(safe if key.endswith(".name") else f"{key.rpartition('.')[2]}{safe}")
+    return "-".join(word for word in words if word)[:MAX_NAME]
+
+
+def _known_runs(out: Path) -> dict[str, Path]:
+    """Return the runs in a folder by configuration; those of other versions are passed over."""
+    known = {}
+    for file in sorted(out.glob("*/config.yaml")):
+        with suppress(DataError):
+            known[RunFolder(file.parent).load_config().fingerprint()] = file.parent
+    return known
+
+
+def _resolve(sweep: Sweep, settings: Settings) -> RunConfig:
+    try:
+        return resolve_config({**sweep.layer(settings), "seed": sweep.seeds[0]})
+    except ConfigError as error:
+        raise ConfigError(f"With {describe(settings)}: {error}") from None
+
+
+def _cell(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _rank(mean: float) -> tuple[bool, float]:
+    return (mean != mean, -mean)

@@ -1,0 +1,95 @@
+"""Presets against the tables they come from."""
+
+from __future__ import annotations
+
+import pytest
+
+from cflat import ConfigError
+from cflat.config.presets import PRESETS, default_preset, resolve_config
+from cflat.config.run_config import RunConfig
+from cflat.data import dataset_spec, list_datasets
+from cflat.methods import get_method_spec, list_methods
+
+DATASETS = [f"{spec.name}:/data" if spec.takes_path else spec.name for spec in list_datasets()]
+
+
+def resolve(method: str, data: str, preset: str, backbone: str | None = None, **chosen: object) -> RunConfig:
+    section = {"weights": "timm", **({"name": backbone} if backbone else {})}
+    return resolve_config({"method": method, "data": data, "preset": preset, "backbone": section, **chosen})
+
+
+@pytest.mark.parametrize("method", list_methods())
+@pytest.mark.parametrize("preset", list(PRESETS))
+def test_every_method_has_settings_on_every_dataset(method: str, preset: str) -> None:
+    for data in DATASETS:
+        if dataset_spec(data).is_embedded and preset in ("paper", "pilot"):
+            continue
+        config = resolve(method, data, preset)
+        assert config.preset == preset
+        spec = get_method_spec(method)
+        if spec.needs_memory:
+            budgets = (config.method.settings.memory_total, config.method.settings.memory_per_class)
+            assert sum(budget is not None for budget in budgets) == 1
+
+
+@pytest.mark.parametrize(
+    ("method", "epochs", "lr", "batch_size", "rho"),
+    [
+        ("icarl", 20, 1e-3, 32, 0.1),
+        ("memo", 20, 1e-3, 32, 0.1),
+        ("l2p", 5, 2e-3, 16, 0.02),
+        ("ranpac", 5, 1e-2, 16, 0.05),
+        ("ease", 5, 2.5e-3, 16, 0.05),
+    ],
+)
+def test_paper_is_the_table_of_the_appendix(method: str, epochs: int, lr: float, batch_size: int, rho: float) -> None:
+    if method not in list_methods():
+        pytest.skip(f"{method} is not there yet")
+    config = resolve(method, "cifar100", "paper", optimizer="c_flat_turbo")
+    assert (config.train.epochs, config.base.lr, config.train.batch_size) == (epochs, lr, batch_size)
+    turbo = config.optimizer.settings
+    assert (turbo.rho, turbo.lam, turbo.k, turbo.beta) == (rho, 0.2, 5, 0.8)
+    assert (config.stream.initial, config.stream.increment) == (10, 10)
+    if get_method_spec(method).needs_memory:
+        assert config.method.settings.memory_per_class == 20
+
+
+def test_pilot_has_the_toolbox_budget_and_its_quirks_and_paper_has_not() -> None:
+    pilot, paper = (resolve("memo", "cifar100", preset).method.settings for preset in ("pilot", "paper"))
+    assert (pilot.memory_total, pilot.align, pilot.specialised_init) == (2000, False, "random")
+    assert (paper.memory_total, paper.align, paper.specialised_init) == (None, True, "backbone")
+    elsewhere = resolve("memo", "imagenet_r", "paper")
+    assert (elsewhere.train.epochs, elsewhere.method.settings.align) == (10, True)
+
+
+def test_a_network_from_scratch_gets_the_settings_for_that() -> None:
+    config = resolve("icarl", "cifar100", "pilot", backbone="resnet32")
+    assert (config.train.first_epochs, config.train.epochs, config.base.lr) == (200, 170, 0.1)
+    assert (config.method.settings.memory_total, config.backbone.inputs) == (2000, "cifar")
+
+
+def test_domains_make_a_domain_stream_where_the_method_can() -> None:
+    assert resolve("icarl", "domainnet", "paper").stream.scenario == "domain"
+    assert resolve("memo", "domainnet", "paper").stream.scenario == "class"
+
+
+def test_the_users_budget_replaces_the_presets() -> None:
+    config = resolve_config({"method": {"name": "icarl", "memory_total": 50}, "data": "digits"})
+    assert (config.method.settings.memory_total, config.method.settings.memory_per_class) == (50, None)
+
+
+def test_what_the_user_says_wins() -> None:
+    config = resolve("icarl", "cifar100", "paper", train={"epochs": 3}, optimizer={"name": "c_flat", "rho": 0.3})
+    assert (config.train.epochs, config.train.batch_size) == (3, 32)
+    assert config.optimizer.settings.rho == 0.3
+
+
+def test_optimizers_with_another_radius_keep_their_own() -> None:
+    assert resolve("icarl", "cifar100", "paper", optimizer="asam").optimizer.settings.rho == 0.5
+
+
+def test_pretrained_weights_are_asked_for_not_assumed() -> None:
+    with pytest.raises(ConfigError, match="--weights timm"):
+        resolve_config({"method": "icarl", "data": "cifar100", "preset": "paper"})
+    assert default_preset("digits") == "cpu"
+    assert default_preset("cifar100") == "paper"

@@ -1,0 +1,55 @@
+"""Trackers: what is passed on, and what is said when one is not installed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from cflat import ConfigError
+from cflat.config.documents import parse_overrides
+from cflat.config.presets import resolve_config
+from cflat.runs.trackers import TRACKERS, TrackerObserver, create_tracker
+
+CONFIG = resolve_config(parse_overrides(["method=icarl", "data=digits", "preset=smoke"]))
+
+
+class ListTracker:
+    """A tracker that remembers."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[int, dict[str, float]]] = []
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self.calls.append((step, dict(values)))
+
+    def close(self) -> None:
+        pass
+
+
+def test_numbers_are_passed_on_by_epoch() -> None:
+    tracker = ListTracker()
+    observer = TrackerObserver(tracker)
+    observer.on_epoch({"loss": 0.5, "phase": "train", "sharpness": {"reused": 2}})
+    observer.load({"step": 7})
+    observer.on_task_end({"task": 0, "cnn": {"stage_accuracy": 0.5, "per_task": [0.5]}})
+    assert tracker.calls == [
+        (1, {"epoch/loss": 0.5, "epoch/sharpness.reused": 2}),
+        (7, {"task/task": 0, "task/cnn.stage_accuracy": 0.5}),
+    ]
+    assert observer.state() == {"step": 7}
+
+
+@pytest.mark.parametrize("name", list(TRACKERS))
+def test_a_tracker_that_is_not_installed_says_what_to_install(name: str, tmp_path: Path) -> None:
+    if find_spec(name) is not None:
+        pytest.skip(f"{name} is installed")
+    with pytest.raises(ConfigError, match=r"pip install 'cflat\[track\]'"):
+        create_tracker(name, CONFIG, tmp_path)
+
+
+def test_an_unknown_tracker_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="Did you mean 'wandb'"):
+        create_tracker("wandbb", CONFIG, tmp_path)
