@@ -11,8 +11,8 @@ from cflat import DataError
 from cflat._files import write_atomic
 from cflat.config.documents import parse_overrides
 from cflat.config.presets import resolve_config
-from cflat.runs.folder import MetricsLog, RunFolder, RunSummary, find_runs
 from cflat.metrics import AccuracyMatrix
+from cflat.runs.folder import MetricsLog, RunFolder, RunSummary, find_runs
 from cflat.train import RunResult
 
 CONFIG = resolve_config(parse_overrides(["method=icarl", "data=digits", "preset=smoke", "optimizer=c_flat"]))

@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from cflat import ConfigError, DataError
-from cflat.runs.jobs import Job, JobsFailed, run_jobs
 from cflat.config.presets import resolve_config
-from cflat.runs.ray_executor import RayExecutor
 from cflat.runs.folder import RunFolder, RunSummary
+from cflat.runs.jobs import Job, JobsFailed, run_jobs
+from cflat.runs.ray_executor import RayExecutor
 from cflat.train import TrainingInterrupted
 from counting import Counting
 from processes import processes_in
@@ -88,9 +88,7 @@ def test_failures_are_named_up_to_a_limit(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_ray_is_imported_only_when_jobs_run() -> None:
-    code = (
-        "import sys, cflat.cli.main, cflat.runs.ray_executor as r; r.RayExecutor(); print('ray' in sys.modules)"
-    )
+    code = "import sys, cflat.cli.main, cflat.runs.ray_executor as r; r.RayExecutor(); print('ray' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 

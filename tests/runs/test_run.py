@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from cflat import ConfigError, DataError
-from cflat.runs import run as run_module
-from cflat.config.run_config import RunConfig
 from cflat.config.documents import parse_overrides
+from cflat.config.presets import resolve_config
+from cflat.config.run_config import RunConfig
+from cflat.runs import run as run_module
+from cflat.runs.folder import RunFolder
 from cflat.runs.interrupts import StopRequest
 from cflat.runs.plan import plan_run
-from cflat.config.presets import resolve_config
-from cflat.runs.folder import RunFolder
 from cflat.runs.run import assemble, resume, run
 from cflat.train import TrainingInterrupted
 

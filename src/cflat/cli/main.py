@@ -8,7 +8,20 @@ from collections.abc import Sequence
 import typer
 
 from cflat._errors import CFlatError
-from cflat.cli import analyze, check_data, compare, demo, doctor, listing, probe, report, reproduce, run, sweep
+from cflat.cli import (
+    analyze,
+    check_data,
+    compare,
+    demo,
+    doctor,
+    features,
+    listing,
+    probe,
+    report,
+    reproduce,
+    run,
+    sweep,
+)
 
 __all__ = ["app", "run_app"]
 
@@ -44,6 +57,7 @@ for _name, _module in (
     ("list", listing),
     ("doctor", doctor),
     ("check-data", check_data),
+    ("features", features),
 ):
     app.command(_name, epilog=_module.EXAMPLES)(_module.command)
 

@@ -26,7 +26,9 @@ __all__ = [
 ]
 
 Method = Annotated[str | None, typer.Option("--method", "-m", help="Method; see: cflat list methods")]
-Data = Annotated[str | None, typer.Option("--data", "-d", help="Dataset, or folder:PATH, npz:PATH, domains:PATH")]
+Data = Annotated[
+    str | None, typer.Option("--data", "-d", help="Dataset, or folder:PATH, npz:PATH, domains:PATH, features:PATH")
+]
 DataRoot = Annotated[str | None, typer.Option(help="Folder that holds the datasets; default $CFLAT_DATA")]
 Weights = Annotated[str | None, typer.Option(help="Weights of the backbone: a file, timm (download), or random")]
 Preset = Annotated[str | None, typer.Option(help="paper, pilot, cpu or smoke; default: paper, and cpu for digits")]

@@ -4,21 +4,31 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from cflat.cli.output import percent
 from cflat.data import Task
 from cflat.train import Observer
 from cflat.train.observer import StepEvent
 
-__all__ = ["BarProgress", "LineProgress", "close_all", "make_progress"]
+__all__ = ["BarProgress", "LineProgress", "close_all", "count_images", "make_progress"]
 
 REFRESH_SECONDS = 0.25
 """Reading the loss waits for the device, so that it is done only so often."""
+LINE_SECONDS = 10.0
+"""Between two lines of progress where there is no terminal."""
 
 
 def make_progress(label: str = "", *, every_epoch: bool = True) -> Observer:
@@ -134,3 +144,33 @@ def describe_task(record: dict[str, Any], num_tasks: int) -> str:
         f"task {record['task'] + 1}/{num_tasks} ({record['name']}): {scores}; "
         f"{record['images_per_second']:.0f} img/s, {record['evaluations_per_step']:.2f} eval/step"
     )
+
+
+@contextmanager
+def count_images(label: str, *, is_silent: bool = False) -> Iterator[Callable[[int, int], None]]:
+    """Give a function that shows how many of all images are done, and how long the rest will take."""
+    if is_silent:
+        yield lambda done, total: None
+    elif sys.stderr.isatty():
+        columns = (TextColumn(label), BarColumn(bar_width=24), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+            line = bar.add_task("", total=None)
+            yield lambda done, total: bar.update(line, completed=done, total=total)
+    else:
+        yield _LineCounter(label)
+
+
+class _LineCounter:
+    """A line every so often, with the time left at the speed so far."""
+
+    def __init__(self, label: str) -> None:
+        self.label = label
+        self._start = self._shown = time.monotonic()
+
+    def __call__(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if now - self._shown < LINE_SECONDS and done < total:
+            return
+        self._shown = now
+        left = (now - self._start) / done * (total - done)
+        print(f"{self.label}: {done} of {total} images, {left:.0f} s left", file=sys.stderr, flush=True)

@@ -18,6 +18,7 @@ ACCELERATORS = ("auto", "cpu", "cuda", "mps")
 STRATEGIES = ("auto", "ddp", "ddp_find_unused_parameters_true")
 PATCH_SIZE = 16
 """Of every listed ViT but the smoke one."""
+VECTOR_BACKBONES = ("mlp", "identity")
 
 
 def check_together(
@@ -35,6 +36,7 @@ def check_together(
     """
     spec = dataset_spec(data.name)
     _check_backbone(method, backbone)
+    _check_vectors(backbone, spec)
     _check_stream(method, stream, spec)
     _check_memory(method, spec)
     _check_base(base)
@@ -74,6 +76,28 @@ def _check_backbone(method: Choice, backbone: BackboneSettings) -> None:
         raise ConfigError(f"backbone.image_size must be a multiple of {PATCH_SIZE}, got {backbone.image_size}.")
 
 
+def _check_vectors(backbone: BackboneSettings, spec: DatasetSpec) -> None:
+    sizes = [f"backbone.{key}" for key in ("width", "depth") if getattr(backbone, key) is not None]
+    if sizes and backbone.name != "mlp":
+        raise ConfigError(f"{' and '.join(sizes)} can be chosen for backbone mlp only; {backbone.name!r} has its own.")
+    if not spec.holds_vectors:
+        if backbone.inputs == "vectors":
+            raise ConfigError(f"backbone.inputs 'vectors' is for features:PATH; {spec.name!r} holds images.")
+        if backbone.name == "identity":
+            raise ConfigError(f"backbone 'identity' is for features:PATH; {spec.name!r} holds images.")
+        return
+    if backbone.name not in VECTOR_BACKBONES:
+        raise ConfigError(
+            f"{spec.name!r} holds vectors, which backbone {backbone.name!r} cannot read; "
+            f"set backbone.name to {' or '.join(VECTOR_BACKBONES)}."
+        )
+    if backbone.inputs != "vectors" or backbone.image_size is not None:
+        raise ConfigError(
+            f"{spec.name!r} holds vectors, which are neither cropped nor resized; leave backbone.inputs and "
+            "backbone.image_size out."
+        )
+
+
 def _check_stream(method: Choice, stream: StreamSettings, spec: DatasetSpec) -> None:
     scenarios = get_method_spec(method.name).scenarios
     if stream.scenario not in scenarios:
@@ -81,7 +105,7 @@ def _check_stream(method: Choice, stream: StreamSettings, spec: DatasetSpec) -> 
             f"method {method.name!r} runs on {', '.join(scenarios)} streams; set stream.scenario to one of them, "
             f"got {stream.scenario!r}."
         )
-    has_domains = bool(spec.domains) or spec.name in ("npz", "domains")
+    has_domains = bool(spec.domains) or spec.name in ("npz", "domains", "features")
     if stream.scenario == "domain" and not has_domains:
         raise ConfigError(f"stream.scenario 'domain' needs a dataset with domains; {spec.name!r} has none.")
     if stream.scenario != "domain" and (stream.labels != "shared" or stream.domain_order is not None):

@@ -12,7 +12,7 @@ from typing import Any
 
 from cflat.config.documents import Layer
 
-__all__ = ["CPU", "DIGITS", "PAPER", "PILOT", "QUIRKS", "RHO", "SCRATCH", "USUAL_RHO", "Recipe"]
+__all__ = ["CPU", "DIGITS", "PAPER", "PILOT", "QUIRKS", "RHO", "SCRATCH", "USUAL_RHO", "VECTORS", "Recipe"]
 
 RHO = {"icarl": 0.1, "memo": 0.1, "l2p": 0.02}
 """Radius of the perturbation by method, from the paper; all others have `USUAL_RHO`."""
@@ -141,3 +141,6 @@ DIGITS: dict[str, Recipe] = {
     "*": Recipe(epochs=5, lr=0.02, batch_size=16),
 }
 """A network from scratch on 8 x 8 images."""
+
+VECTORS = Recipe(epochs=10, lr=0.01, batch_size=16)
+"""An MLP on the cached features of a frozen network."""

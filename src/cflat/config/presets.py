@@ -15,7 +15,7 @@ from cflat._errors import ConfigError
 from cflat._registry import suggest
 from cflat.config.checks import backbone_family
 from cflat.config.documents import Layer, merge
-from cflat.config.hyperparameters import CPU, DIGITS, PAPER, PILOT, QUIRKS, RHO, SCRATCH, USUAL_RHO, Recipe
+from cflat.config.hyperparameters import CPU, DIGITS, PAPER, PILOT, QUIRKS, RHO, SCRATCH, USUAL_RHO, VECTORS, Recipe
 from cflat.config.run_config import RunConfig, parse_config
 from cflat.config.validation import quote, require_mapping
 from cflat.data import DatasetSpec, dataset_spec
@@ -41,8 +41,8 @@ BUDGETS = ("memory_total", "memory_per_class")
 
 
 def default_preset(data: str) -> str:
-    """Return the preset of a run that names none: the paper's, except for the embedded digits."""
-    return "cpu" if dataset_spec(data).is_embedded else "paper"
+    """Return the preset of a run that names none: the paper's, except for the embedded digits and for vectors."""
+    return "cpu" if dataset_spec(data).is_light else "paper"
 
 
 def resolve_config(user: Mapping[str, Any]) -> RunConfig:
@@ -75,7 +75,7 @@ def resolve_config(user: Mapping[str, Any]) -> RunConfig:
 
 def preset_layer(preset: str, method: MethodSpec, data: DatasetSpec, backbone: Any = None) -> Layer:
     """Return what a preset says about a method on a dataset, and about the backbone if the user wants another."""
-    if data.is_embedded and preset in ("paper", "pilot"):
+    if data.is_light and preset in ("paper", "pilot"):
         raise ConfigError(f"preset {preset!r} is made for photographs; use cpu or smoke for {data.name}.")
     family = backbone_family(backbone) if isinstance(backbone, str) else None
     is_scratch = preset in ("paper", "pilot") and family in ("resnet", "other")
@@ -97,6 +97,8 @@ def _recipe(preset: str, method: str, data: DatasetSpec) -> Recipe:
         row = rows.get(data.name, rows["*"])
         sound = {key: value for key, value in row.method.items() if key not in QUIRKS}
         return row if preset == "pilot" else replace(row, method=sound)
+    if data.holds_vectors:
+        return VECTORS
     table = DIGITS if data.is_embedded or preset == "smoke" else CPU
     return table.get(method, table["*"])
 
@@ -113,6 +115,8 @@ def _method_settings(preset: str, method: MethodSpec, data: DatasetSpec, recipe:
 def _backbone(preset: str, method: MethodSpec, data: DatasetSpec, wanted: Any) -> Layer:
     """Return the preset's backbone and inputs; ``wanted`` is the backbone that the user names, if any."""
     family = backbone_family(wanted) if isinstance(wanted, str) else None
+    if data.holds_vectors:
+        return {"name": "identity" if method.is_pretrained else "mlp", "inputs": "vectors"}
     if data.is_embedded:
         own = "small_cnn" if "other" in method.families else "vit_smoke"
         size = {} if wanted not in (None, "small_cnn", "vit_smoke") else {"image_size": 8}
@@ -144,7 +148,7 @@ def _stream(method: MethodSpec, data: DatasetSpec) -> Layer:
 def _subsample(preset: str, data: DatasetSpec) -> Layer:
     if preset == "smoke":
         return {"train_per_class": 8, "test_per_class": 4}
-    if preset == "cpu" and not data.is_embedded:
+    if preset == "cpu" and not data.is_light:
         return {"train_per_class": 20, "test_per_class": 10}
     return {}
 

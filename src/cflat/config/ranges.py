@@ -45,6 +45,8 @@ RANGES: dict[str, Range] = {
     "train.checkpoint_minutes": _NOT_NEGATIVE,
     "backbone.image_size": Range(at_least=4, at_most=8192, integer=True),
     "backbone.drop_path_rate": Range(at_least=0, below=1),
+    "backbone.width": Range(at_least=1, at_most=1 << 20, integer=True),
+    "backbone.depth": Range(at_least=1, at_most=1000, integer=True),
     "data.train_per_class": _COUNT,
     "data.test_per_class": _COUNT,
     "data.subsample_seed": _COUNT_OR_NONE,

@@ -23,6 +23,10 @@ class BackboneSettings:
     """Input recipe: crops, augmentation and normalisation; normalize: timm or pilot is short for that recipe."""
     drop_path_rate: float = 0.0
     """Stochastic depth, in [0, 1)."""
+    width: int | None = None
+    """Units of each hidden layer of mlp; null takes 256."""
+    depth: int | None = None
+    """Hidden layers of mlp; null takes 2."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +34,7 @@ class DataSettings:
     """The images."""
 
     name: str = "digits"
-    """Dataset, see ``cflat list datasets``, or folder:PATH, npz:PATH, domains:PATH."""
+    """Dataset, see ``cflat list datasets``, or folder:PATH, npz:PATH, domains:PATH, features:PATH."""
     root: str | None = None
     """Folder that holds the datasets; null takes $CFLAT_DATA."""
     train_per_class: int | None = None

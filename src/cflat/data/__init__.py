@@ -10,6 +10,7 @@ from cflat.data.memory import ExemplarMemory, herding
 from cflat.data.presets import PRESETS, eval_transform, train_transform
 from cflat.data.stream import Stream, Task, build_stream, class_order
 from cflat.data.transforms import Transform
+from cflat.data.vectors import vector_size
 
 from cflat.data import datasets as _datasets  # isort: skip  # noqa: F401  enters every dataset
 
@@ -36,4 +37,5 @@ __all__ = [
     "locate_dataset",
     "register_dataset",
     "train_transform",
+    "vector_size",
 ]

@@ -53,11 +53,18 @@ class DatasetSpec:
     """File or folder names below the root; the first that exists is read."""
     takes_path: bool = False
     """Named as ``name:PATH`` instead of being looked up below the root."""
+    holds_vectors: bool = False
+    """Whether it holds a vector for each image, and no pixels."""
 
     @property
     def is_embedded(self) -> bool:
         """Whether its images, small and grey, are always there: no files are needed."""
         return not self.places and not self.takes_path
+
+    @property
+    def is_light(self) -> bool:
+        """Whether a run on all of it takes seconds: the embedded digits, and vectors."""
+        return self.is_embedded or self.holds_vectors
 
 
 @dataclass(frozen=True)
@@ -137,7 +144,7 @@ def load_dataset(
     """Load a dataset by name.
 
     Args:
-        name: A catalogue name, or ``folder:PATH``, ``npz:PATH``, ``domains:PATH``.
+        name: A catalogue name, or ``folder:PATH``, ``npz:PATH``, ``domains:PATH``, ``features:PATH``.
         root: Folder that holds the datasets; by default ``$CFLAT_DATA``. Not used by names with a path.
         train_per_class: Keep so many training images of each class, and of each class and domain.
         test_per_class: The same for test images.
@@ -175,7 +182,8 @@ def read_dataset(
     """Load all of a dataset, with every problem that can be passed over given to ``report``."""
     spec, loader, path = _resolve(name)
     source = replace(_source(name, root), short_side=short_side, cache=DecodedCache(cache_bytes), report=report)
-    dataset = replace(loader(source), name=name if path else spec.name, split=spec.split)
+    loaded = loader(source)
+    dataset = replace(loaded, name=name if path else spec.name, split=spec.split or loaded.split)
     # A class too few or too many would shift the labels of all that follow, and with them the class order.
     if spec.num_classes not in (None, dataset.num_classes):
         report(f"{spec.title} must have {spec.num_classes} classes, found {dataset.num_classes}: {spec.layout}.")

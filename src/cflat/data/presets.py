@@ -61,6 +61,10 @@ def _whole(size: int) -> tuple[Stage, ...]:
     return (ResizeCrop(size, size, InterpolationMode.BILINEAR),)
 
 
+def _untouched(size: int) -> tuple[Stage, ...]:
+    return ()
+
+
 PRESETS: Registry[Preset] = Registry("input preset")
 for _preset in (
     Preset("paper", "inputs in [0, 1], large random crops and flips: the paper's setting", _pilot_train, _central),
@@ -81,6 +85,7 @@ for _preset in (
         Normalize(CIFAR_MEAN, CIFAR_STD),
     ),
     Preset("none", "inputs in [0, 1], resized if the size differs, no augmentation", _whole, _whole),
+    Preset("vectors", "vectors as they are: the only recipe of features:PATH", _untouched, _untouched),
 ):
     PRESETS.add(_preset.name, _preset)
 

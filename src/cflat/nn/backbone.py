@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from cflat._errors import DataError, check
 from cflat._registry import Registry
 from cflat.nn.small import ResNet32, SmallCNN
+from cflat.nn.vectors import MLP, Identity
 from cflat.nn.weights import load_weights_
 
 __all__ = ["Backbone", "BackboneSpec", "Family", "create_backbone", "list_backbones"]
@@ -40,7 +41,7 @@ class Backbone(nn.Module):
         family: ``"vit"``, ``"resnet"`` or ``"other"``: what adapters, prompts and splits can rely on.
         feature_dim: Width of the features. A ViT gives the CLS token after the final norm.
         image_size: Height and width of the expected images.
-        num_channels: Number of image channels.
+        num_channels: Number of image channels; a vector is an image of one pixel with a channel for each number.
         mean: Per-channel mean that the weights expect to be subtracted from images in [0, 1].
         std: Per-channel deviation to divide by.
 
@@ -83,8 +84,10 @@ class BackboneSpec:
     description: str
     timm_name: str = ""
     """Name with its tag; empty for networks that are not in timm or have no published weights."""
-    build: Callable[[int, int, float], nn.Module] | None = None
+    build: Callable[..., nn.Module] | None = None
     """Makes the model from image size, channels and drop-path rate when timm's factory does not."""
+    has_sizes: bool = False
+    """Whether it also takes a width and a depth."""
     image_size: int = 224
     mean: tuple[float, ...] = _HALF
     std: tuple[float, ...] = _HALF
@@ -97,6 +100,8 @@ def create_backbone(
     image_size: int | None = None,
     num_channels: int = 3,
     drop_path_rate: float = 0.0,
+    width: int | None = None,
+    depth: int | None = None,
 ) -> Backbone:
     """Create a backbone by name; `list_backbones` has the names, ``timm:NAME`` is any other timm model.
 
@@ -107,6 +112,8 @@ def create_backbone(
         image_size: Input height and width; `None` takes the size that the weights were made for.
         num_channels: Channels of the images.
         drop_path_rate: Stochastic depth of the residual blocks, in [0, 1). timm models only.
+        width: Units of each hidden layer of ``mlp``; `None` takes 256.
+        depth: Hidden layers of ``mlp``; `None` takes 2.
 
     Raises:
         ValueError: The name is unknown or an argument does not suit the backbone.
@@ -118,13 +125,16 @@ def create_backbone(
         check("image_size", image_size, at_least=1, integer=True)
     is_pretrained = weights == "timm"
     spec = BackboneSpec("", timm_name=name[5:]) if name.startswith("timm:") else _BACKBONES[name]
+    sizes = {key: value for key, value in (("width", width), ("depth", depth)) if value is not None}
+    if sizes and not spec.has_sizes:
+        raise ValueError(f"{' and '.join(sizes)} can be chosen for mlp only; {name} has its own.")
     if spec.build is None:
         backbone = _from_timm(name, spec.timm_name, is_pretrained, image_size, num_channels, drop_path_rate)
     elif is_pretrained:
         raise ValueError(f"{name} has no published weights; leave weights out or give the path of a file.")
     else:
         image_size = image_size or spec.image_size
-        model = spec.build(image_size, num_channels, drop_path_rate)
+        model = spec.build(image_size, num_channels, drop_path_rate, **sizes)
         backbone = Backbone(
             model, name=name, image_size=image_size, num_channels=num_channels, mean=spec.mean, std=spec.std
         )
@@ -207,6 +217,14 @@ def _convolutional(network: type[ResNet32] | type[SmallCNN]) -> Callable[[int, i
     return build
 
 
+def _flattening(network: type[MLP] | type[Identity]) -> Callable[..., nn.Module]:
+    def build(image_size: int, num_channels: int, drop_path: float, **sizes: int) -> nn.Module:
+        check("drop_path_rate", drop_path, at_most=0)
+        return network(num_channels * image_size**2, **sizes)
+
+    return build
+
+
 def _smoke_vit(image_size: int, num_channels: int, drop_path: float) -> nn.Module:
     """Build a ViT of 6 blocks and width 64 with the largest patch that leaves at least 4x4 of them."""
     check("image_size", image_size, at_least=4)
@@ -258,6 +276,21 @@ _BACKBONES.add(
 _BACKBONES.add(
     "vit_smoke",
     BackboneSpec("tiny random ViT for small images: smoke runs and tests", build=_smoke_vit, image_size=8),
+)
+_BACKBONES.add(
+    "mlp",
+    BackboneSpec(
+        "hidden layers on vectors (features:PATH) or flattened images; width and depth can be chosen",
+        build=_flattening(MLP),
+        image_size=8,
+        has_sizes=True,
+    ),
+)
+_BACKBONES.add(
+    "identity",
+    BackboneSpec(
+        "vectors (features:PATH) as they are: what lies above learns", build=_flattening(Identity), image_size=1
+    ),
 )
 for _size in ("tiny", "base", "large"):
     for _suffix, _tag, _source in (

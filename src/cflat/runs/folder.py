@@ -16,8 +16,8 @@ from typing import Any
 
 from cflat._errors import CFlatError, DataError
 from cflat._files import plain_values, write_atomic
-from cflat.config.run_config import RunConfig, parse_config
 from cflat.config.documents import read_document
+from cflat.config.run_config import RunConfig, parse_config
 from cflat.metrics import METRICS, AccuracyMatrix
 from cflat.train import Observer, RunResult
 

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from cflat.config.run_config import RunConfig
-from cflat.runs.run import make_stream
 from cflat.optim import get_optimizer_spec
+from cflat.runs.run import make_stream
 
 __all__ = ["RunPlan", "TaskPlan", "plan_run"]
 

@@ -22,11 +22,11 @@ from types import ModuleType
 from typing import Any
 
 from cflat._errors import CFlatError, ConfigError, DataError, check
-from cflat.config.run_config import RunConfig, parse_config
 from cflat.config.documents import Layer
-from cflat.runs.jobs import Job, JobsFailed, carry_out
-from cflat.runs.interrupts import StopRequest
+from cflat.config.run_config import RunConfig, parse_config
 from cflat.runs.folder import RunFolder
+from cflat.runs.interrupts import StopRequest
+from cflat.runs.jobs import Job, JobsFailed, carry_out
 from cflat.train import TrainingInterrupted
 
 __all__ = ["RayExecutor"]

@@ -12,17 +12,18 @@ import torch
 
 from cflat._errors import ConfigError, DataError
 from cflat._files import write_atomic
-from cflat.data import Stream, build_stream, eval_transform, load_dataset, train_transform
 from cflat.config.run_config import RunConfig
-from cflat.runs.environment import describe_environment
-from cflat.runs.folder import MetricsLog, RunFolder, RunSummary
+from cflat.config.settings import BackboneSettings
+from cflat.data import Stream, build_stream, eval_transform, load_dataset, train_transform, vector_size
 from cflat.methods import Method, StreamInfo, create_method
 from cflat.nn.backbone import Backbone, create_backbone
+from cflat.runs.environment import describe_environment
+from cflat.runs.folder import MetricsLog, RunFolder, RunSummary
 from cflat.train import Inputs, Observer, OptimizerChoice, Runtime, RuntimeSettings, run_stream
 from cflat.train.observer import Observers
 from cflat.train.runtime import seed_everything
 
-__all__ = ["Assembly", "assemble", "make_stream", "resume", "run"]
+__all__ = ["Assembly", "assemble", "make_backbone", "make_stream", "resume", "run"]
 
 logger = logging.getLogger(__name__)
 
@@ -116,7 +117,7 @@ def assemble(config: RunConfig) -> Assembly:
     info = StreamInfo(config.stream.scenario, stream.num_classes, stream.num_tasks, stream.label_modulus)
     seed_everything(config.seed, _BUILD)
     try:
-        backbone = _backbone(config)
+        backbone = make_backbone(config.backbone, vector_size(stream.tasks[0].train))
         method = create_method(config.method.name, backbone, info, config.method.settings)
         inputs = Inputs(
             train_transform(config.backbone.inputs, backbone.image_size, backbone.mean, backbone.std),
@@ -227,11 +228,14 @@ def _require_space(path: Path, method: Method) -> None:
         )
 
 
-def _backbone(config: RunConfig) -> Backbone:
-    section = config.backbone
+def make_backbone(settings: BackboneSettings, vector_size: int | None = None) -> Backbone:
+    """Build the network of a configuration, for images or for vectors of a given size."""
     return create_backbone(
-        section.name,
-        weights=None if section.weights == "random" else section.weights,
-        image_size=section.image_size,
-        drop_path_rate=section.drop_path_rate,
+        settings.name,
+        weights=None if settings.weights == "random" else settings.weights,
+        image_size=settings.image_size if vector_size is None else 1,
+        num_channels=3 if vector_size is None else vector_size,
+        drop_path_rate=settings.drop_path_rate,
+        width=settings.width,
+        depth=settings.depth,
     )

@@ -1,10 +1,10 @@
-"""``npz:PATH``: arrays in one NumPy file."""
+"""``npz:PATH`` and ``features:PATH``: arrays in one NumPy file, images or the features of images."""
 
 from __future__ import annotations
 
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeAlias
 
@@ -15,14 +15,15 @@ from cflat._errors import DataError
 from cflat.data.catalog import DatasetSpec, Source, register_dataset
 from cflat.data.dataset import Dataset, count_labels
 from cflat.data.images import ImageSet
-from cflat.data.pixels import ArrayPixels
+from cflat.data.pixels import ArrayPixels, PixelStore
+from cflat.data.vectors import ArrayVectors
 
-__all__ = ["load_npz"]
+__all__ = ["load_features", "load_npz"]
 
 Arrays: TypeAlias = dict[str, npt.NDArray[np.generic]]
 
 REQUIRED = ("x_train", "y_train", "x_test", "y_test")
-OPTIONAL = ("class_names", "domain_train", "domain_test", "domain_names")
+OPTIONAL = ("class_names", "domain_train", "domain_test", "domain_names", "split")
 
 
 @register_dataset(
@@ -39,14 +40,37 @@ OPTIONAL = ("class_names", "domain_train", "domain_test", "domain_names")
 )
 def load_npz(source: Source) -> Dataset:
     """Load the arrays; nothing in the file is unpickled."""
-    path = source.find()
+    return _load(source.find(), ArrayPixels)  # type: ignore[arg-type]
+
+
+@register_dataset(
+    DatasetSpec(
+        name="features",
+        title="Features of images",
+        layout=(
+            "an .npz file made by cflat features: x_train, x_test (floats, images x features), y_train, y_test"
+            " (labels from 0), optional class_names, domain_train, domain_test, domain_names, split"
+        ),
+        licence="that of the images",
+        takes_path=True,
+        holds_vectors=True,
+        preset="vectors",
+    )
+)
+def load_features(source: Source) -> Dataset:
+    """Load vectors in the place of images."""
+    return _load(source.find(), ArrayVectors)
+
+
+def _load(path: Path, store: Callable[[npt.NDArray[np.generic], str], PixelStore]) -> Dataset:
     arrays = _read_arrays(path)
     class_names = _names(arrays, "class_names", arrays["y_train"], path)
     has_domains = "domain_train" in arrays
     if has_domains != ("domain_test" in arrays):
         raise DataError(f"{str(path)!r} has only one of domain_train and domain_test; give both or neither.")
     domain_names = _names(arrays, "domain_names", arrays["domain_train"], path) if has_domains else None
-    return Dataset(path.stem, _split(arrays, "train", path), _split(arrays, "test", path), class_names, domain_names)
+    train, test = (_images(arrays, split, path, store) for split in ("train", "test"))
+    return Dataset(path.stem, train, test, class_names, domain_names, _usual_split(arrays, path))
 
 
 def _read_arrays(path: Path) -> Arrays:
@@ -75,8 +99,10 @@ def _plain_array(archive: Mapping[str, npt.NDArray[np.generic]], name: str, path
         ) from error
 
 
-def _split(arrays: Arrays, split: str, path: Path) -> ImageSet:
-    store = ArrayPixels(arrays[f"x_{split}"], f"x_{split} of {path.name}")  # type: ignore[arg-type]
+def _images(
+    arrays: Arrays, split: str, path: Path, make_store: Callable[[npt.NDArray[np.generic], str], PixelStore]
+) -> ImageSet:
+    store = make_store(arrays[f"x_{split}"], f"x_{split} of {path.name}")
     labels = _integers(arrays, f"y_{split}", len(store), path)
     domain_key = f"domain_{split}"
     domains = _integers(arrays, domain_key, len(store), path) if domain_key in arrays else None
@@ -105,3 +131,11 @@ def _names(arrays: Arrays, name: str, numbers: npt.NDArray[np.generic], path: Pa
     if not np.issubdtype(numbers.dtype, np.integer):
         return ()
     return tuple(str(number) for number in range(count_labels(numbers, str(path))))
+
+
+def _usual_split(arrays: Arrays, path: Path) -> tuple[int, int] | None:
+    """Return the usual classes of the first and of later tasks, if the file says so."""
+    if "split" not in arrays:
+        return None
+    initial, increment = _integers(arrays, "split", 2, path).tolist()
+    return int(initial), int(increment)

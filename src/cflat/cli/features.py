@@ -1,0 +1,57 @@
+"""``cflat features``: compute the features of a frozen backbone once, for all runs that share them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cflat.cli.options import Data, DataRoot, Json, Overrides, Quiet, Weights, chosen_layer
+from cflat.cli.output import emit_json, next_command
+
+__all__ = ["EXAMPLES", "command"]
+
+EXAMPLES = """\b
+Examples:
+  cflat features --data cifar100 --data-root ~/data --backbone vit_tiny --weights vit_tiny.safetensors --image-size 112
+  cflat features --data folder:photos --backbone vit_base --weights timm --out photos.npz data.train_per_class=50
+  cflat run --method replay --data features:photos.npz
+"""
+
+
+def command(
+    overrides: Overrides = None,
+    data: Data = None,
+    backbone: Annotated[str | None, typer.Option(help="Frozen network; see: cflat list backbones")] = None,
+    weights: Weights = None,
+    image_size: Annotated[int | None, typer.Option(help="Side of the input; default: that of the weights")] = None,
+    out: Annotated[Path | None, typer.Option(help="The file; default features/DATA-BACKBONE-KEY.npz")] = None,
+    batch_size: Annotated[int, typer.Option(help="Images at a time", min=1)] = 64,
+    data_root: DataRoot = None,
+    quiet: Quiet = False,
+    json: Json = False,
+) -> None:
+    """Compute the features of a frozen backbone for all images, into one file that runs read as features:PATH."""
+    from cflat.cli.progress import count_images
+    from cflat.config.features import features_config
+    from cflat.runs.features import make_features
+
+    layer = chosen_layer(
+        None,
+        overrides,
+        data__name=data,
+        data__root=data_root,
+        backbone__name=backbone,
+        backbone__weights=weights,
+        backbone__image_size=image_size,
+    )
+    config = features_config(layer)
+    with count_images("features", is_silent=quiet or json) as tell:
+        made = make_features(config, out, batch_size=batch_size, tell=tell)
+    if json:
+        emit_json(made.to_dict())
+        return
+    verb = "Wrote" if made.is_new else "Found"
+    print(f"{verb} {made.path}: {made.size} features of {made.num_train} train and {made.num_test} test images")
+    next_command(f"cflat run --method replay --data features:{made.path}")

@@ -1,0 +1,225 @@
+"""Features of a frozen backbone, computed once, kept in a file, and shared by all runs on ``features:PATH``.
+
+The file remembers what it was made from: images, network, weights (by content, not by name) and test transform. Asked
+again for the same, `make_features` finds it; asked for something else under the same path, it refuses.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zipfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from cflat._errors import ConfigError, DataError
+from cflat._files import write_atomic
+from cflat.config.run_config import RunConfig
+from cflat.data import BatchLoader, Dataset, ImageSet, Transform, eval_transform, load_dataset, vector_size
+from cflat.nn.backbone import Backbone
+from cflat.runs.run import check_devices, make_backbone
+from cflat.train import Runtime
+
+__all__ = ["Features", "FeaturesOrigin", "make_features"]
+
+VERSION = 1
+"""Of the layout of the file."""
+
+
+@dataclass(frozen=True)
+class FeaturesOrigin:
+    """What decides the numbers in a file of features."""
+
+    data: str
+    images: str
+    """Hash of images, labels and their order."""
+    backbone: str
+    weights: str
+    """Hash of every weight and buffer."""
+    inputs: str
+    """The test transform."""
+    version: int = VERSION
+
+    @property
+    def key(self) -> str:
+        """A short name that no other origin has."""
+        return hashlib.blake2b(json.dumps(asdict(self), sort_keys=True).encode(), digest_size=4).hexdigest()
+
+    def differences(self, other: FeaturesOrigin) -> list[str]:
+        """Return the names of what is not the same."""
+        mine, theirs = asdict(self), asdict(other)
+        return [name for name in mine if mine[name] != theirs[name]]
+
+
+@dataclass(frozen=True)
+class Features:
+    """A file of features."""
+
+    path: Path
+    origin: FeaturesOrigin
+    num_train: int
+    num_test: int
+    size: int
+    """Numbers per image."""
+    is_new: bool
+    """Whether they were computed now, and not found."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return {**asdict(self), "path": str(self.path), "key": self.origin.key}
+
+
+def make_features(
+    config: RunConfig,
+    out: Path | None = None,
+    *,
+    batch_size: int = 64,
+    tell: Callable[[int, int], None] = lambda done, total: None,
+) -> Features:
+    """Compute the features of all images of a dataset, or find them if that was done before.
+
+    Args:
+        config: Which images, which network, which weights, which inputs, on which device; the rest is not looked at.
+        out: The file; None names it after its origin, below ``features``.
+        batch_size: Images at a time.
+        tell: Told how many of all images are done.
+
+    Raises:
+        ConfigError: If the configuration does not fit the machine or the data.
+        DataError: If data or weights are missing, or the file holds other features.
+    """
+    check_devices(config.runtime)
+    runtime = Runtime(config.runtime)
+    data = config.data
+    dataset = load_dataset(
+        data.name,
+        data.root,
+        train_per_class=data.train_per_class,
+        test_per_class=data.test_per_class,
+        seed=data.subsample_seed,
+        short_side=data.short_side,
+    )
+    try:
+        backbone = make_backbone(config.backbone)
+        transform = eval_transform(config.backbone.inputs, backbone.image_size, backbone.mean, backbone.std)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    origin = FeaturesOrigin(
+        data=data.name,
+        images=_hash_images(dataset),
+        backbone=config.backbone.name,
+        weights=_hash_weights(backbone),
+        inputs=repr(transform.stages),
+    )
+    path = out or Path("features") / f"{_plain_name(data.name)}-{config.backbone.name}-{origin.key}.npz"
+    if path.exists():
+        _require_same(path, origin)
+        found = load_dataset(f"features:{path}")
+        return _describe(path, origin, found, is_new=False)
+    _require_folder(path.parent)
+    backbone.to(runtime.device).eval()
+    count = _Count(len(dataset.train) + len(dataset.test), tell)
+    arrays: dict[str, Any] = {}
+    for split, images in (("train", dataset.train), ("test", dataset.test)):
+        arrays[f"x_{split}"] = _extract(backbone, images, transform, batch_size, runtime, count)
+        arrays[f"y_{split}"] = images.labels
+        arrays |= {} if images.domains is None else {f"domain_{split}": images.domains}
+    arrays["class_names"] = np.asarray(dataset.class_names)
+    arrays |= {} if dataset.domain_names is None else {"domain_names": np.asarray(dataset.domain_names)}
+    arrays |= {} if dataset.split is None else {"split": np.asarray(dataset.split)}
+    arrays["origin"] = np.asarray(json.dumps(asdict(origin)))
+    write_atomic(path, lambda file: np.savez(file, **arrays))
+    return _describe(path, origin, load_dataset(f"features:{path}"), is_new=True)
+
+
+class _Count:
+    """Images done, over both splits."""
+
+    def __init__(self, total: int, tell: Callable[[int, int], None]) -> None:
+        self.done, self.total, self.tell = 0, total, tell
+
+    def add(self, num: int) -> None:
+        self.done += num
+        self.tell(self.done, self.total)
+
+
+@torch.no_grad()
+def _extract(
+    backbone: Backbone,
+    images: ImageSet,
+    transform: Transform,
+    batch_size: int,
+    runtime: Runtime,
+    count: _Count,
+) -> np.ndarray[Any, np.dtype[np.float32]]:
+    features = np.empty((len(images), backbone.feature_dim), dtype=np.float32)
+    done = 0
+    for batch in BatchLoader(images, transform, batch_size, shuffle=False, device=runtime.device):
+        with runtime.autocast():
+            features[done : done + len(batch)] = backbone(batch.images).float().cpu().numpy()
+        done += len(batch)
+        count.add(len(batch))
+    return features
+
+
+def _describe(path: Path, origin: FeaturesOrigin, dataset: Dataset, *, is_new: bool) -> Features:
+    size = vector_size(dataset.train)
+    assert size is not None
+    return Features(path, origin, len(dataset.train), len(dataset.test), size, is_new)
+
+
+def _hash_images(dataset: Dataset) -> str:
+    digest = hashlib.blake2b(repr((dataset.class_names, dataset.domain_names)).encode(), digest_size=16)
+    for images in (dataset.train, dataset.test):
+        digest.update(images.store.fingerprint().encode())
+        for column in (images.rows, images.labels, images.domains):
+            digest.update(b"-" if column is None else column.astype("<i8").tobytes())
+    return digest.hexdigest()
+
+
+def _hash_weights(network: nn.Module) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for name, value in sorted(network.state_dict().items()):
+        digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
+        digest.update(value.contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _require_same(path: Path, origin: FeaturesOrigin) -> None:
+    """Refuse a file that holds something else.
+
+    Raises:
+        DataError: Saying what differs.
+    """
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            before = FeaturesOrigin(**json.loads(str(archive["origin"])))
+    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        raise DataError(f"{str(path)!r} is no file of features; choose another --out.") from error
+    changed = origin.differences(before)
+    if changed:
+        raise DataError(
+            f"{str(path)!r} holds other features (not the same: {', '.join(changed)}); "
+            "choose another --out, or delete it."
+        )
+
+
+def _require_folder(folder: Path) -> None:
+    """Make the folder of a file, before anything is computed for it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / ".probe"
+        write_atomic(probe, b"")
+        probe.unlink()
+    except OSError as error:
+        raise DataError(f"The folder {str(folder)!r} cannot be made: {error.strerror}.") from error
+
+
+def _plain_name(data: str) -> str:
+    return data.replace(":", "-").replace("/", "-").strip("-.")
