@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from collections.abc import Callable, Mapping
@@ -11,7 +12,7 @@ from typing import Any, BinaryIO
 
 from cflat._errors import DataError
 
-__all__ = ["plain_values", "write_atomic"]
+__all__ = ["plain_values", "write_atomic", "write_json"]
 
 
 def write_atomic(path: Path, content: bytes | str | Callable[[BinaryIO], object]) -> None:
@@ -41,6 +42,11 @@ def write_atomic(path: Path, content: bytes | str | Callable[[BinaryIO], object]
     finally:
         with suppress(OSError):
             temporary.unlink()
+
+
+def write_json(path: Path, values: Any) -> None:
+    """Replace ``path`` in one step by the values as JSON; numbers that are not finite become null."""
+    write_atomic(path, json.dumps(plain_values(values), indent=2, allow_nan=False) + "\n")
 
 
 def _sync_folder(folder: Path) -> None:

@@ -14,10 +14,11 @@ import pytest
 from cflat.cli.listing import LISTS
 from cflat.cli.main import run_app
 from cflat.cli.options import safe_name
-from cflat.cli.output import percent, plus_minus
+from cflat.cli.output import percent
 from cflat.cli.progress import BarProgress
 from cflat.config.documents import parse_overrides
 from cflat.config.presets import resolve_config
+from cflat.metrics import Spread
 from cflat.runs.folder import RunFolder
 from cflat.runs.run import run
 
@@ -245,4 +246,4 @@ def test_help_needs_none_of_the_heavy_parts() -> None:
 def test_names_and_numbers_are_formatted() -> None:
     assert safe_name("a", "folder:/x/my data") == "a-folder-my-data"
     assert (percent(0.5), percent(float("nan"))) == ("50.00", "-")
-    assert plus_minus(0.5, float("nan"), scale=100) == "50.00"
+    assert Spread(0.5, float("nan"), 1).text(scale=100) == "50.00"

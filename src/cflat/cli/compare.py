@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,11 +23,10 @@ from cflat.cli.options import (
     comma_numbers,
     safe_name,
 )
-from cflat.cli.output import console, emit_json, next_command, plus_minus, table
+from cflat.cli.output import SPREAD_COLUMNS, console, emit_json, next_command, spread_cells, table
 
 if TYPE_CHECKING:
-    from cflat.metrics import PairedDifference
-    from cflat.studies.compare import Comparison
+    from cflat.studies.sweep import SweepResult
 
 __all__ = ["EXAMPLES", "command", "show_comparison"]
 
@@ -58,7 +56,7 @@ def command(
     json: Json = False,
 ) -> None:
     """Compare optimizers on one method and dataset: mean and spread over seeds, paired differences."""
-    from cflat.studies.compare import compare, write_comparison
+    from cflat.studies.compare import compare, comparison_values, write_comparison
 
     layer = chosen_layer(
         config,
@@ -71,49 +69,39 @@ def command(
     )
     folder = out or Path("runs") / safe_name("compare", *(_name(layer.get(key)) for key in ("method", "data")))
     with job_executor(executor, quiet or json, gpus) as chosen:
-        comparison = compare(layer, comma_names(optimizers), comma_numbers("--seeds", seeds), folder, chosen)
-    picture, page = write_comparison(folder, comparison)
+        result = compare(layer, comma_names(optimizers), comma_numbers("--seeds", seeds), folder, chosen)
+    picture, page = write_comparison(folder, result)
+    values = comparison_values(result)
     if json:
-        emit_json({"out": str(folder), "figure": str(picture), "page": str(page), **comparison.to_dict()})
+        emit_json({"out": str(folder), "figure": str(picture), "page": str(page), **values})
         return
-    show_comparison(comparison)
+    show_comparison(result)
     console().print(f"Results: {folder}\nPage:    {page}")
     next_command(
-        f"cflat run --method {comparison.method} --data {comparison.data} --optimizer c_flat_turbo optimizer.rho=0.1"
+        f"cflat run --method {values['method']} --data {values['data']} --optimizer c_flat_turbo optimizer.rho=0.1"
     )
 
 
-def show_comparison(comparison: Comparison) -> None:
+def show_comparison(result: SweepResult) -> None:
     """Print the two tables: numbers with their spread, and differences to the first optimizer."""
-    rows = [
-        [
-            row.optimizer,
-            *(
-                plus_minus(row.spreads[name].mean, row.spreads[name].std, scale=100)
-                for name in ("avg", "last", "forgetting")
-            ),
-            plus_minus(row.spreads["images_per_second"].mean, row.spreads["images_per_second"].std, digits=0),
-            plus_minus(row.spreads["evaluations_per_step"].mean, row.spreads["evaluations_per_step"].std),
-        ]
-        for row in comparison.rows
-    ]
-    n = len(comparison.seeds)
+    from cflat.metrics import HEADLINES, METRICS
+    from cflat.studies.compare import optimizer_of
+
+    reference, *others = result.rows
+    config = reference.summaries[0].config
+    n = len(result.seeds)
     out = console()
-    title = f"{comparison.method} on {comparison.data}: mean ± deviation over {n} seeds, accuracies in percent"
-    out.print(table(title, ["optimizer", "Avg", "Last", "Forgetting", "img/s", "evaluations/step"], rows))
-    if len(comparison.rows) > 1:
-        differences = [
-            [row.optimizer, *(_difference(row.differences[name]) for name in ("avg", "last", "forgetting"))]
-            for row in comparison.rows[1:]
+    title = f"{config.method.name} on {config.data.name}: mean ± deviation over {n} seeds, accuracies in percent"
+    rows = [[optimizer_of(row), *spread_cells(row.spreads)] for row in result.rows]
+    out.print(table(title, ["optimizer", *SPREAD_COLUMNS], rows))
+    if others:
+        title = f"difference to {optimizer_of(reference)}, seed by seed, in points (p: paired t-test, n = {n})"
+        rows = [
+            [optimizer_of(row), *(row.difference(reference, name).text(scale=100) for name in HEADLINES)]
+            for row in others
         ]
         out.print()
-        title = f"difference to {comparison.rows[0].optimizer}, seed by seed, in points (p: paired t-test, n = {n})"
-        out.print(table(title, ["optimizer", "Avg", "Last", "Forgetting"], differences))
-
-
-def _difference(found: PairedDifference) -> str:
-    p = "" if math.isnan(found.p) else f" (p {found.p:.2g})"
-    return f"{100 * found.mean:+.2f}" + ("" if math.isnan(found.std) else f" ± {100 * found.std:.2f}") + p
+        out.print(table(title, ["optimizer", *(METRICS[name].title for name in HEADLINES)], rows))
 
 
 def _name(section: object) -> object:

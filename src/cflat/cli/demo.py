@@ -36,14 +36,14 @@ def command(
     json: Json = False,
 ) -> None:
     """Train iCaRL on digits with a plain optimizer, C-Flat and C-Flat Turbo over three seeds, and show the result."""
-    from cflat.studies.compare import compare, write_comparison
+    from cflat.studies.compare import compare, comparison_values, write_comparison
 
     with job_executor("local", quiet or json) as executor:
-        comparison = compare(DEMO, OPTIMIZERS, SEEDS, out, executor)
-    picture, page = write_comparison(out, comparison)
+        result = compare(DEMO, OPTIMIZERS, SEEDS, out, executor)
+    picture, page = write_comparison(out, result)
     if json:
-        emit_json({"out": str(out), "figure": str(picture), "page": str(page), **comparison.to_dict()})
+        emit_json({"out": str(out), "figure": str(picture), "page": str(page), **comparison_values(result)})
         return
-    show_comparison(comparison)
+    show_comparison(result)
     console().print(f"\nFigure: {picture}\nPage:   {page}")
     next_command("cflat run --method icarl --data digits --optimizer c_flat_turbo")

@@ -6,23 +6,27 @@ import json
 import math
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 
 from cflat._files import plain_values
 
+if TYPE_CHECKING:
+    from cflat.metrics import Spread
+
 __all__ = [
+    "SPREAD_COLUMNS",
     "console",
     "emit_json",
     "is_main_process",
     "next_command",
     "note",
     "percent",
-    "plus_minus",
+    "spread_cells",
     "table",
     "tell_stopping",
 ]
@@ -30,6 +34,10 @@ __all__ = [
 STANDARD_ERROR = 2
 PLAIN_WIDTH = 200
 """Columns for output into a file or pipe: tables are not folded there."""
+
+
+SPREAD_COLUMNS = ("Avg", "Last", "Forgetting", "img/s", "evaluations/step")
+"""Numbers over several seeds; accuracies in percent."""
 
 
 def console() -> Console:
@@ -94,13 +102,10 @@ def percent(value: float) -> str:
     return "-" if math.isnan(value) else f"{100 * value:.2f}"
 
 
-def plus_minus(mean: float, std: float, digits: int = 2, scale: float = 1.0) -> str:
-    """Return a mean with its deviation.
-
-    >>> plus_minus(0.8234, 0.01, scale=100)
-    '82.34 ± 1.00'
-    """
-    if math.isnan(mean):
-        return "-"
-    spread = "" if math.isnan(std) else f" ± {scale * std:.{digits}f}"
-    return f"{scale * mean:.{digits}f}{spread}"
+def spread_cells(spreads: Mapping[str, Spread]) -> list[str]:
+    """Return what `SPREAD_COLUMNS` say about runs that differ in their seed alone."""
+    return [
+        *(spreads[name].text(scale=100) for name in ("avg", "last", "forgetting")),
+        spreads["images_per_second"].text(digits=0),
+        spreads["evaluations_per_step"].text(),
+    ]

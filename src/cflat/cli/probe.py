@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_module
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -147,13 +146,12 @@ def _show(found: ProbeResult, method: str, data: str) -> None:
 
 
 def _write(folder: Path, found: ProbeResult, title: str) -> Path:
-    from cflat._files import plain_values, write_atomic
+    from cflat._files import write_json
     from cflat.figures.probes import probe_figure
     from cflat.figures.static import save
 
     folder.mkdir(parents=True, exist_ok=True)
-    values = plain_values(found.to_dict())
-    write_atomic(folder / "probe.json", json_module.dumps(values, indent=2, allow_nan=False) + "\n")
+    write_json(folder / "probe.json", found.to_dict())
     figure = probe_figure(found.to_dict(), title)
     save(figure, folder / "probe.svg")
     return save(figure, folder / "probe.png")

@@ -10,10 +10,10 @@ import typer
 
 from cflat.cli.jobs import ExecutorName, Gpus, job_executor
 from cflat.cli.options import Json, Quiet, safe_name
-from cflat.cli.output import console, emit_json, next_command, plus_minus, table
+from cflat.cli.output import SPREAD_COLUMNS, console, emit_json, next_command, spread_cells, table
 
 if TYPE_CHECKING:
-    from cflat.studies.sweep import Combination, SweepResult, SweepRow
+    from cflat.studies.sweep import Combination, SweepResult
 
 __all__ = ["EXAMPLES", "command"]
 
@@ -67,23 +67,13 @@ def command(
 
 def _show(result: SweepResult) -> None:
     ranked = result.ranked
-    rows = [[*_settings(result.axes, row.settings), *_numbers(row)] for row in ranked]
+    rows = [[*_settings(result.axes, row.settings), *spread_cells(row.spreads)] for row in ranked]
     if len(rows) > 1 and not math.isnan(ranked[0].spreads["avg"].mean):
         rows[0][0] = f"{BEST} {rows[0][0]}"
     n = len(result.seeds)
     title = f"{result.name}: mean ± deviation, n = {n} seed{'s' * (n > 1)}, accuracies in percent; {BEST} best Avg"
-    columns = [*result.axes, "Avg", "Last", "Forgetting", "img/s", "evaluations/step"]
+    columns = [*result.axes, *SPREAD_COLUMNS]
     console().print(table(title, columns, rows, num_text=len(result.axes)))
-
-
-def _numbers(row: SweepRow) -> list[str]:
-    accuracies = [row.spreads[name] for name in ("avg", "last", "forgetting")]
-    speed, cost = row.spreads["images_per_second"], row.spreads["evaluations_per_step"]
-    return [
-        *(plus_minus(found.mean, found.std, scale=100) for found in accuracies),
-        plus_minus(speed.mean, speed.std, digits=0),
-        plus_minus(cost.mean, cost.std),
-    ]
 
 
 def _settings(axes: tuple[str, ...], settings: dict[str, Any]) -> list[str]:

@@ -1,9 +1,10 @@
 """Metrics of a continual learner: everything that is said about accuracy follows from one matrix of counts."""
 
-from cflat.metrics.accuracy import METRICS, AccuracyMatrix, Metric
+from cflat.metrics.accuracy import HEADLINES, METRICS, AccuracyMatrix, Metric
 from cflat.metrics.paired import PairedDifference, Spread, paired_difference, spread
 
 __all__ = [
+    "HEADLINES",
     "METRICS",
     "AccuracyMatrix",
     "Metric",

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from cflat._errors import DataError
 
-__all__ = ["METRICS", "AccuracyMatrix", "Metric"]
+__all__ = ["HEADLINES", "METRICS", "AccuracyMatrix", "Metric"]
 
 Counts: TypeAlias = npt.NDArray[np.int64]
 Fractions: TypeAlias = npt.NDArray[np.float64]
@@ -49,6 +49,8 @@ METRICS: dict[str, Metric] = {
         ),
     )
 }
+HEADLINES = ("avg", "last", "forgetting")
+"""The metrics that tables show."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,18 +19,34 @@ class Spread:
     std: float
     n: int
 
+    def text(self, digits: int = 2, scale: float = 1.0, sign: str = "") -> str:
+        """Return mean and deviation for people.
+
+        >>> Spread(0.8234, 0.01, 3).text(scale=100)
+        '82.34 ± 1.00'
+        """
+        if math.isnan(self.mean):
+            return "-"
+        deviation = "" if math.isnan(self.std) else f" ± {scale * self.std:.{digits}f}"
+        return f"{scale * self.mean:{sign}.{digits}f}{deviation}"
+
 
 @dataclass(frozen=True)
-class PairedDifference:
+class PairedDifference(Spread):
     """Mean and standard deviation of the differences seed by seed, and the p-value of the paired t-test.
 
     ``p`` is NaN for fewer than two pairs, or if all differences are equal: the test says nothing then.
     """
 
-    mean: float
-    std: float
     p: float
-    n: int
+
+    def text(self, digits: int = 2, scale: float = 1.0, sign: str = "+") -> str:
+        """Return the difference for people.
+
+        >>> PairedDifference(0.01, 0.002, 3, 0.0132).text(scale=100)
+        '+1.00 ± 0.20 (p 0.013)'
+        """
+        return super().text(digits, scale, sign) + ("" if math.isnan(self.p) else f" (p {self.p:.2g})")
 
 
 def spread(values: Sequence[float]) -> Spread:
@@ -56,7 +73,7 @@ def paired_difference(values: Sequence[float], reference: Sequence[float]) -> Pa
     mean, std, n = found.mean, found.std, found.n
     # Differences that are equal but for rounding have no spread to test against.
     if n < 2 or not std > 1e-12 * max(1.0, abs(mean)):
-        return PairedDifference(mean, std, float("nan"), n)
+        return PairedDifference(mean, std, n, float("nan"))
     from scipy.stats import ttest_1samp
 
-    return PairedDifference(mean, std, float(ttest_1samp(differences, 0.0).pvalue), n)
+    return PairedDifference(mean, std, n, float(ttest_1samp(differences, 0.0).pvalue))

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean as mean
 
-from cflat._files import plain_values, write_atomic
+from cflat._files import write_atomic, write_json
 from cflat.figures.model import FigureData
 from cflat.figures.static import save
 from cflat.paper.contrasts import contrasts
@@ -37,7 +36,7 @@ def write_reproduction(
         files["picture"] = save(drawn, folder / "picture.png")
     if found.exhibit.rows:
         files |= {"json": folder / "table.json", "markdown": folder / "table.md", "csv": folder / "table.csv"}
-        write_atomic(files["json"], json.dumps(plain_values(found.to_dict()), indent=2, allow_nan=False) + "\n")
+        write_json(files["json"], found.to_dict())
         write_atomic(files["markdown"], markdown(found))
         write_atomic(files["csv"], _csv(found))
     lead = Section(

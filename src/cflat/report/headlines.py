@@ -98,5 +98,4 @@ def _cheaper(best: Group, others: Sequence[Group], reference: Group) -> str:
 
 
 def _percent(value: Spread) -> str:
-    deviation = "" if math.isnan(value.std) else f" ± {100 * value.std:.2f}"
-    return f"{100 * value.mean:.2f}{deviation}\u00a0%"
+    return f"{value.text(scale=100)}\u00a0%"

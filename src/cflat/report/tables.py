@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
-from cflat.metrics import METRICS, Spread, spread
+from cflat.metrics import HEADLINES, METRICS, Spread, spread
 from cflat.report.groups import Group, title_of
 from cflat.report.headlines import difference_to, reference_of
 from cflat.report.model import Cell, Table
@@ -14,23 +13,22 @@ from cflat.runs.folder import RunSummary
 
 __all__ = ["accuracy_table", "cost_table", "runs_table"]
 
-ACCURACIES = ("avg", "last", "forgetting")
 KINDS = ("refreshed", "reused", "skipped")
 
 
 def accuracy_table(groups: Sequence[Group]) -> Table:
     """Return mean and deviation of each group, the best of each scenario set apart, and differences to plain."""
     done = [group for group in groups if group.finished]
-    titles = [METRICS[name].title for name in ACCURACIES]
+    titles = [METRICS[name].title for name in HEADLINES]
     rows = []
     for group in done:
         rivals = [other for other in done if other.scenario == group.scenario]
         reference = reference_of(rivals)
-        cells = [_accuracy(group, name, rivals) for name in ACCURACIES]
+        cells = [_accuracy(group, name, rivals) for name in HEADLINES]
         alone = Cell("-" if len(rivals) == 1 else "reference")
         change = alone if reference is None or reference is group else _difference(group, reference)
         rows.append((Cell(group.name), Cell(str(len(group.finished)), len(group.finished)), *cells, change))
-    definitions = "; ".join(f"{METRICS[name].title}: {METRICS[name].definition}" for name in ACCURACIES)
+    definitions = "; ".join(f"{METRICS[name].title}: {METRICS[name].definition}" for name in HEADLINES)
     note = f"In percent, ± standard deviation over seeds. {definitions}. The difference is paired by seed (t-test)."
     return Table("Accuracy", ("runs", "seeds", *titles, "Avg against reference"), tuple(rows), note)
 
@@ -88,7 +86,7 @@ def _run_row(record: RunRecord) -> tuple[Cell, ...]:
     config, summary = record.config, record.summary
     names = (record.name, config.method.name, config.data.name, title_of(config.optimizer.name))
     if summary is not None:
-        values = [100 * summary.value(name) for name in ACCURACIES]
+        values = [100 * summary.value(name) for name in HEADLINES]
         numbers = [Cell(f"{value:.2f}", value) for value in values]
         numbers.append(Cell(f"{summary.value('images_per_second'):.0f}", summary.value("images_per_second")))
         state = "finished"
@@ -97,7 +95,7 @@ def _run_row(record: RunRecord) -> tuple[Cell, ...]:
         known = [100 * value for value in record.stage_accuracy]
         so_far = [sum(known) / len(known), known[-1]] if known else []
         numbers = [Cell(f"{value:.2f} so far", value) for value in so_far]
-        numbers += [Cell("-")] * (len(ACCURACIES) + 1 - len(numbers))
+        numbers += [Cell("-")] * (len(HEADLINES) + 1 - len(numbers))
     return (*(Cell(name) for name in names), Cell(state), Cell(str(config.seed), config.seed), *numbers)
 
 
@@ -105,16 +103,14 @@ def _accuracy(group: Group, name: str, rivals: Sequence[Group]) -> Cell:
     value = group.spread(name)
     means = [other.spread(name).mean for other in rivals]
     best = max(means) if METRICS[name].is_gain else min(means)
-    return Cell(_plus_minus(value, 100, 2), 100 * value.mean, is_best=len(set(means)) > 1 and value.mean == best)
+    return Cell(value.text(scale=100), 100 * value.mean, is_best=len(set(means)) > 1 and value.mean == best)
 
 
 def _difference(group: Group, reference: Group) -> Cell:
     found = difference_to(reference, group, "avg")
     if found is None:
         return Cell("no common seed")
-    deviation = "" if math.isnan(found.std) else f" ± {100 * found.std:.2f}"
-    p = "" if math.isnan(found.p) else f", p {found.p:.2g}"
-    return Cell(f"{100 * found.mean:+.2f}{deviation}{p}", 100 * found.mean)
+    return Cell(found.text(scale=100), 100 * found.mean)
 
 
 def _kinds(group: Group, branch: str) -> Cell:
@@ -128,11 +124,4 @@ def _over_runs(group: Group, value: Callable[[RunSummary], float]) -> Spread:
 
 
 def _number(value: Spread, digits: int, bare: bool = False) -> Cell:
-    return Cell(f"{value.mean:.{digits}f}" if bare else _plus_minus(value, 1, digits), value.mean)
-
-
-def _plus_minus(value: Spread, scale: float, digits: int) -> str:
-    if math.isnan(value.mean):
-        return "-"
-    deviation = "" if math.isnan(value.std) else f" ± {scale * value.std:.{digits}f}"
-    return f"{scale * value.mean:.{digits}f}{deviation}"
+    return Cell(f"{value.mean:.{digits}f}" if bare else value.text(digits), value.mean)

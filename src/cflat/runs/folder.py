@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from cflat._errors import CFlatError, DataError
-from cflat._files import plain_values, write_atomic
+from cflat._files import plain_values, write_json
 from cflat.config.documents import read_document
 from cflat.config.run_config import RunConfig, parse_config
 from cflat.metrics import METRICS, AccuracyMatrix
@@ -126,7 +126,7 @@ class RunFolder:
 
     def write(self, file: Path, values: Mapping[str, Any]) -> None:
         """Write a JSON file; NaN becomes null."""
-        write_atomic(file, json.dumps(plain_values(values), indent=2, allow_nan=False) + "\n")
+        write_json(file, values)
 
     def load_config(self) -> RunConfig:
         """Read the configuration.

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cflat._errors import ConfigError, DataError
-from cflat._files import plain_values, write_atomic
+from cflat._files import plain_values, write_json
 from cflat.config.choices import parse_optimizer
 from cflat.config.presets import radius_of
 from cflat.config.run_config import RunConfig
@@ -103,7 +103,7 @@ def analyze(
             tell(variant, index, len(variants))
             values = _make(variant, rho, every, should_stop)
             file.parent.mkdir(parents=True, exist_ok=True)
-            write_atomic(file, json.dumps(plain_values(values), allow_nan=False) + "\n")
+            write_json(file, values)
             values = _load(file, variant, rho, every)
         assert values is not None
         if variant.is_recorded and not values["recording"]["history"]["records"]:
@@ -114,7 +114,7 @@ def analyze(
         results[variant.name] = values
     figures = [f for f in _figures(config, variants, results) if not only or f.name in only]
     for figure in figures:
-        write_atomic(out / f"{figure.name}.json", json.dumps(plain_values(figure.to_dict()), allow_nan=False) + "\n")
+        write_json(out / f"{figure.name}.json", figure.to_dict())
         for suffix in formats:
             save(figure, out / f"{figure.name}.{suffix}")
     return figures

@@ -166,7 +166,7 @@ def parse_sweep(document: Mapping[str, Any], name: str = "sweep") -> Sweep:
             raise ConfigError(f"sweep.axes must name keys once each, for example optimizer.rho, got {quote(key)}.")
         axes[full] = _axis(f"sweep.axes.{key}", values)
     if "seed" in axes or "seed" in file.base:
-        raise ConfigError("seed is given for the whole sweep; list seeds under sweep.seeds.")
+        raise ConfigError("seed is given for all runs together; list seeds under sweep.seeds.")
     ranges = [key for key, axis in axes.items() if isinstance(axis, Interval)]
     if ranges and file.sample is None:
         raise ConfigError(f"sweep.axes.{ranges[0]} is a range, so sweep.sample must say how many runs to draw.")

@@ -1,4 +1,4 @@
-"""Run a sweep: every combination with every seed, in folders with readable names; finished runs are reused."""
+"""Run a grid: every combination with every seed, in folders with readable names; finished runs are reused."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ from pathlib import Path
 from typing import Any
 
 from cflat._errors import ConfigError, DataError
-from cflat._files import plain_values, write_atomic
+from cflat._files import write_atomic, write_json
+from cflat.config.documents import Layer
 from cflat.config.presets import resolve_config
 from cflat.config.run_config import RunConfig
 from cflat.figures.static import save
 from cflat.figures.sweeps import SweepCase, sweep_figure
-from cflat.metrics import Spread, spread
+from cflat.metrics import HEADLINES, PairedDifference, Spread, paired_difference, spread
 from cflat.report.write import write_report
 from cflat.runs.folder import RunFolder, RunSummary
 from cflat.runs.jobs import Executor, Job, run_jobs
-from cflat.studies.compare import COLUMNS
 from cflat.studies.space import Settings, Sweep, describe
 
-__all__ = ["Combination", "SweepResult", "SweepRow", "plan_sweep", "run_sweep", "write_sweep"]
+__all__ = ["Combination", "SweepResult", "SweepRow", "plan_sweep", "run_sweep", "write_page", "write_sweep"]
 
+COLUMNS = (*HEADLINES, "images_per_second", "evaluations_per_step")
 MAX_NAME = 120
 """Characters of a folder's name."""
 
@@ -49,6 +50,14 @@ class SweepRow:
     summaries: tuple[RunSummary, ...]
     spreads: Mapping[str, Spread]
 
+    def values(self, column: str) -> list[float]:
+        """Return a number of each seed."""
+        return [summary.value(column) for summary in self.summaries]
+
+    def difference(self, reference: SweepRow, column: str) -> PairedDifference:
+        """Return how this combination differs from another, seed by seed."""
+        return paired_difference(self.values(column), reference.values(column))
+
 
 @dataclass(frozen=True)
 class SweepResult:
@@ -65,7 +74,7 @@ class SweepResult:
         return sorted(self.rows, key=lambda row: _rank(row.spreads["avg"].mean))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the content of ``sweep.json``: plain values, the best combination first."""
+        """Return the content of ``sweep.json``, the best combination first."""
         rows = [
             {
                 "settings": row.settings,
@@ -74,10 +83,8 @@ class SweepResult:
             }
             for row in self.ranked
         ]
-        content: dict[str, Any] = plain_values(
-            {"name": self.name, "axes": self.axes, "seeds": self.seeds, "best": self.ranked[0].settings, "rows": rows}
-        )
-        return content
+        best = self.ranked[0].settings
+        return {"name": self.name, "axes": self.axes, "seeds": self.seeds, "best": best, "rows": rows}
 
     def to_csv(self) -> str:
         """Return the content of ``sweep.csv``: one row for each run."""
@@ -136,20 +143,18 @@ def run_sweep(sweep: Sweep, out: str | Path, executor: Executor | None = None) -
 
 def write_sweep(folder: Path, result: SweepResult) -> tuple[Path, Path]:
     """Write ``sweep.json``, ``sweep.csv``, ``sweep.png`` and ``report.html``; return the last two paths."""
-    write_atomic(folder / "sweep.json", json.dumps(result.to_dict(), indent=2, allow_nan=False) + "\n")
+    write_json(folder / "sweep.json", result.to_dict())
     write_atomic(folder / "sweep.csv", result.to_csv())
-    cases = [
-        SweepCase(
-            row.settings,
-            [summary.value("avg") for summary in row.summaries],
-            [summary.value("images_per_second") for summary in row.summaries],
-        )
-        for row in result.ranked
-    ]
+    cases = [SweepCase(row.settings, row.values("avg"), row.values("images_per_second")) for row in result.ranked]
     picture = save(sweep_figure(result.name, cases), folder / "sweep.png")
+    return picture, write_page(folder, result, f"Sweep {result.name}")
+
+
+def write_page(folder: Path, result: SweepResult, title: str) -> Path:
+    """Write ``report.html`` about the runs of a grid; return its path."""
     page = folder / "report.html"
-    write_report([path for row in result.rows for path in row.folders], page, f"Sweep {result.name}")
-    return picture, page
+    write_report([path for row in result.rows for path in row.folders], page, title)
+    return page
 
 
 def _free_folder(out: Path, settings: Settings, config: RunConfig, taken: set[Path]) -> Path:
@@ -190,7 +195,18 @@ def _resolve(sweep: Sweep, settings: Settings) -> RunConfig:
     try:
         return resolve_config({**sweep.layer(settings), "seed": sweep.seeds[0]})
     except ConfigError as error:
+        if str(error) == _trouble(sweep.layer({})):  # it has nothing to do with this combination
+            raise
         raise ConfigError(f"With {describe(settings)}: {error}") from None
+
+
+def _trouble(layer: Layer) -> str:
+    """Return what is wrong with a configuration."""
+    try:
+        resolve_config(layer)
+    except ConfigError as error:
+        return str(error)
+    return ""
 
 
 def _cell(value: Any) -> str:
