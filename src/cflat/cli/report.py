@@ -16,23 +16,30 @@ EXAMPLES = """\b
 Examples:
   cflat report runs/compare-icarl-digits
   cflat report runs/ease-cifar100-none-seed0 runs/ease-cifar100-c_flat_turbo-seed0 -o ease.html --title "EASE"
+  cflat report runs/compare-icarl-digits --tables tables      accuracy.tex, accuracy.csv, cost.tex, ...
 """
 
 
 def command(
     folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Run directories, or folders that hold some")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The page to write")] = Path("report.html"),
+    tables: Annotated[
+        Path | None, typer.Option(help="Folder for the tables as LaTeX and CSV, besides the page")
+    ] = None,
     title: Annotated[str | None, typer.Option(help="Title of the page")] = None,
     json: Json = False,
 ) -> None:
     """Compare runs on one self-contained HTML page: accuracy, speed, cost, timelines, differences, commands."""
+    from cflat.report.export import write_tables
     from cflat.report.write import write_report
 
     report = write_report(folders, out, title)
+    files = [] if tables is None else write_tables(folders, tables)
     if json:
         emit_json(
             {
                 "out": str(out),
+                "tables": [str(file) for file in files],
                 "title": report.data.title,
                 "headlines": list(report.data.headlines),
                 "runs": report.num_runs,
@@ -49,6 +56,8 @@ def command(
     unfinished = f", {report.num_unfinished} unfinished" if report.num_unfinished else ""
     counts = f"{_count(report.num_runs, 'run')}{unfinished}, {_count(len(report.groups), 'configuration')}"
     console().print(f"Page: {out} ({counts})")
+    if files:
+        console().print(f"Tables: {', '.join(map(str, files))}")
     next_command(f"python -m webbrowser -t {out}")
 
 

@@ -7,6 +7,7 @@ from cflat.data.dataset import Dataset
 from cflat.data.images import ImageSet
 from cflat.data.loader import BatchLoader
 from cflat.data.memory import ExemplarMemory, herding
+from cflat.data.outline import Outline
 from cflat.data.presets import PRESETS, eval_transform, train_transform
 from cflat.data.stream import Stream, Task, build_stream, class_order
 from cflat.data.transforms import Transform
@@ -23,6 +24,7 @@ __all__ = [
     "DatasetSpec",
     "ExemplarMemory",
     "ImageSet",
+    "Outline",
     "Stream",
     "Task",
     "Transform",

@@ -162,3 +162,6 @@ class Method(nn.Module):
 
     def load_extra_state(self, state: dict[str, Any], train: ImageSet) -> None:
         """Take over what `extra_state` returned; ``train`` holds all training images of the stream."""
+
+    def load_answers(self, state: dict[str, Any]) -> None:
+        """Take over what `predict` needs of `extra_state`, where there is no training image; by default nothing."""

@@ -102,6 +102,7 @@ def create_backbone(
     drop_path_rate: float = 0.0,
     width: int | None = None,
     depth: int | None = None,
+    is_filled_later: bool = False,
 ) -> Backbone:
     """Create a backbone by name; `list_backbones` has the names, ``timm:NAME`` is any other timm model.
 
@@ -114,6 +115,7 @@ def create_backbone(
         drop_path_rate: Stochastic depth of the residual blocks, in [0, 1). timm models only.
         width: Units of each hidden layer of ``mlp``; `None` takes 256.
         depth: Hidden layers of ``mlp``; `None` takes 2.
+        is_filled_later: Whether the caller loads trained weights himself: no warning about random ones then.
 
     Raises:
         ValueError: The name is unknown or an argument does not suit the backbone.
@@ -138,7 +140,7 @@ def create_backbone(
         backbone = Backbone(
             model, name=name, image_size=image_size, num_channels=num_channels, mean=spec.mean, std=spec.std
         )
-    if weights is None and backbone.family == "vit":
+    if weights is None and backbone.family == "vit" and not is_filled_later:
         logger.warning(
             "%s starts from random weights: methods for pretrained models run, but their accuracy means "
             'little. Give a weights file, or weights="timm" when online.',

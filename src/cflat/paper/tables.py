@@ -16,6 +16,7 @@ from cflat.paper.contrasts import contrasts
 from cflat.paper.figures import picture
 from cflat.paper.measures import is_config, unit_of
 from cflat.paper.reproduce import HERE, PAPER, Entry, Plan, Reproduction
+from cflat.report.export import latex_text
 from cflat.report.model import Cell, ReportData, Section, Table
 from cflat.report.write import write_page, write_report
 
@@ -37,8 +38,10 @@ def write_reproduction(
     if found.exhibit.rows:
         files |= {"json": folder / "table.json", "markdown": folder / "table.md", "csv": folder / "table.csv"}
         write_json(files["json"], found.to_dict())
+        files["latex"] = folder / "table.tex"
         write_atomic(files["markdown"], markdown(found))
         write_atomic(files["csv"], _csv(found))
+        write_atomic(files["latex"], "\n\n".join(map(latex_text, tables(found))) + "\n")
     lead = Section(
         "paper",
         f"{found.exhibit.name}: {found.exhibit.title}",

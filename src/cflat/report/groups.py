@@ -16,7 +16,7 @@ from cflat.figures.runs import RunGroup, Timeline
 from cflat.metrics import Spread, spread
 from cflat.report.records import RunRecord
 
-__all__ = ["Group", "differing_keys", "group_records", "plain_text", "title_of"]
+__all__ = ["Group", "differing_keys", "flat_settings", "group_records", "plain_text", "title_of"]
 
 TITLES = {
     "none": "plain",
@@ -111,13 +111,13 @@ def group_records(records: Sequence[RunRecord]) -> list[Group]:
     """Group runs by everything but the seed: scenario by scenario, the plain optimizer first."""
     members: dict[str, list[RunRecord]] = {}
     for record in records:
-        members.setdefault(json.dumps(_settings(record.config), sort_keys=True), []).append(record)
+        members.setdefault(json.dumps(flat_settings(record.config), sort_keys=True), []).append(record)
     scenarios = list(dict.fromkeys(_scenario(record.config) for record in records))
     ordered = sorted(
         members.values(),
         key=lambda runs: (scenarios.index(_scenario(runs[0].config)), runs[0].config.optimizer.name != "none"),
     )
-    settings = [_settings(runs[0].config) for runs in ordered]
+    settings = [flat_settings(runs[0].config) for runs in ordered]
     groups: list[Group] = []
     taken: Counter[str] = Counter()
     for own, runs in zip(settings, ordered, strict=True):
@@ -153,7 +153,8 @@ def plain_text(value: Any) -> str:
 _ABSENT = object()
 
 
-def _settings(config: RunConfig) -> dict[str, Any]:
+def flat_settings(config: RunConfig) -> dict[str, Any]:
+    """Return a configuration without its seed, under dotted keys."""
     return {key: value for key, value in flatten(config.to_dict()).items() if key != "seed"}
 
 

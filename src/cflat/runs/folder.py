@@ -1,7 +1,8 @@
 """The run directory: what a run writes, and how it is read back.
 
-``config.yaml`` and ``env.json`` are there from the start, ``metrics.jsonl`` grows line by line, ``checkpoints/`` lets a
-run go on, ``summary.json`` appears when it is done. Every file is written in one step, so that what is there is whole.
+``config.yaml``, ``stream.json`` and ``env.json`` are there from the start, ``metrics.jsonl`` grows line by line,
+``checkpoints/`` lets a run go on and its method answer, ``summary.json`` appears when it is done. Every file is written
+in one step, so that what is there is whole.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from cflat._errors import CFlatError, DataError
 from cflat._files import plain_values, write_json
 from cflat.config.documents import read_document
 from cflat.config.run_config import RunConfig, parse_config
+from cflat.data import Outline
 from cflat.metrics import METRICS, AccuracyMatrix
 from cflat.train import Observer, RunResult
 
@@ -110,6 +112,11 @@ class RunFolder:
         return self.path / "env.json"
 
     @property
+    def stream_file(self) -> Path:
+        """Tasks and class names."""
+        return self.path / "stream.json"
+
+    @property
     def metrics_file(self) -> Path:
         """One line per epoch and per task."""
         return self.path / "metrics.jsonl"
@@ -146,6 +153,19 @@ class RunFolder:
     def load_environment(self) -> dict[str, Any]:
         """Read versions, machine and data."""
         return self._read(self.environment_file)
+
+    def load_outline(self) -> Outline | None:
+        """Read tasks and class names; None if the run was made before they were written.
+
+        Raises:
+            DataError: If the file is broken.
+        """
+        if not self.stream_file.is_file():
+            return None
+        try:
+            return Outline.from_dict(self._read(self.stream_file))
+        except DataError as error:
+            raise DataError(f"{str(self.stream_file)!r} cannot be used. {error}") from error
 
     def load_summary(self) -> RunSummary:
         """Read the result.

@@ -14,7 +14,7 @@ from cflat._errors import ConfigError, DataError
 from cflat._files import write_atomic
 from cflat.config.run_config import RunConfig
 from cflat.config.settings import BackboneSettings
-from cflat.data import Stream, build_stream, eval_transform, load_dataset, train_transform, vector_size
+from cflat.data import Outline, Stream, build_stream, eval_transform, load_dataset, train_transform, vector_size
 from cflat.methods import Method, StreamInfo, create_method
 from cflat.nn.backbone import Backbone, create_backbone
 from cflat.runs.environment import describe_environment
@@ -215,6 +215,7 @@ def _describe(folder: RunFolder, config: RunConfig, parts: Assembly, is_resumed:
             )
         return
     write_atomic(folder.config_file, config.to_yaml())
+    folder.write(folder.stream_file, Outline.of(parts.stream).to_dict())
     folder.write(folder.environment_file, {**describe_environment(), "stream": fingerprint})
 
 
@@ -228,14 +229,23 @@ def _require_space(path: Path, method: Method) -> None:
         )
 
 
-def make_backbone(settings: BackboneSettings, vector_size: int | None = None) -> Backbone:
-    """Build the network of a configuration, for images or for vectors of a given size."""
+def make_backbone(
+    settings: BackboneSettings, vector_size: int | None = None, *, is_filled_later: bool = False
+) -> Backbone:
+    """Build the network of a configuration, for images or for vectors of a given size.
+
+    Args:
+        settings: Which one, and where its weights are.
+        vector_size: Numbers per vector; None for images.
+        is_filled_later: Whether the caller loads trained weights himself, so that no others are looked for.
+    """
     return create_backbone(
         settings.name,
-        weights=None if settings.weights == "random" else settings.weights,
+        weights=None if is_filled_later or settings.weights == "random" else settings.weights,
         image_size=settings.image_size if vector_size is None else 1,
         num_channels=3 if vector_size is None else vector_size,
         drop_path_rate=settings.drop_path_rate,
         width=settings.width,
         depth=settings.depth,
+        is_filled_later=is_filled_later,
     )

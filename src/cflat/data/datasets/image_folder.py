@@ -11,7 +11,7 @@ from cflat.data.catalog import DatasetSpec, Source, register_dataset
 from cflat.data.dataset import Dataset, Report
 from cflat.data.images import ImageSet
 
-__all__ = ["load_class_folders"]
+__all__ = ["SUFFIXES", "image_files", "load_class_folders"]
 
 SUFFIXES = frozenset((".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp"))
 
@@ -47,7 +47,7 @@ def _index_split(source: Source, root: Path, split: str, label_of: Mapping[str, 
     paths: list[str] = []
     labels: list[int] = []
     for name, label in label_of.items():
-        found = _image_files(root / split / name, source.report)
+        found = image_files(root / split / name, source.report)
         paths += [path.relative_to(root).as_posix() for path in found]
         labels += [label] * (len(paths) - len(labels))
     return source.images(root, paths, labels)
@@ -74,11 +74,11 @@ def _class_folders(folder: Path, report: Report) -> list[str]:
     return names
 
 
-def _image_files(folder: Path, report: Report) -> Iterator[Path]:
+def image_files(folder: Path, report: Report) -> Iterator[Path]:
     """Yield the images below a folder in alphabetical order; links to folders are not entered."""
     for entry in _entries(folder, report):
         if entry.is_dir(follow_symlinks=False):
-            yield from _image_files(Path(entry.path), report)
+            yield from image_files(Path(entry.path), report)
         elif Path(entry.name).suffix.lower() in SUFFIXES:
             if Path(entry.path).is_file():
                 yield Path(entry.path)

@@ -1,0 +1,196 @@
+"""The bench from Python: run, load, compare and ask.
+
+>>> import cflat
+>>> done = cflat.bench.run(method="simplecil", data="digits", preset="smoke")
+>>> done.accuracy.shape  # after each of five tasks, on each of five tasks
+(5, 5)
+
+``cflat.bench`` is imported when it is first used, and needs ``pip install cflat[bench]``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cflat._errors import CFlatError, ConfigError, DataError
+from cflat.config.documents import Layer, merge, nested
+from cflat.config.presets import resolve_config
+from cflat.config.run_config import RunConfig
+from cflat.metrics import METRICS
+from cflat.report.export import write_tables
+from cflat.report.groups import differing_keys, flat_settings
+from cflat.report.records import read_records
+from cflat.runs.folder import COSTS, RunFolder, RunSummary
+from cflat.runs.inference import Prediction, Predictor, load_predictor
+from cflat.runs.run import run as run_config
+from cflat.train import Observer
+
+if TYPE_CHECKING:
+    import pandas
+
+__all__ = ["Prediction", "Predictor", "Run", "load_predictor", "load_run", "run", "runs_frame", "write_tables"]
+
+Fractions = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run: what it learned, what it cost, and where it is."""
+
+    summary: RunSummary
+    folder: Path | None = None
+    """Its run directory; None if nothing was kept."""
+
+    @property
+    def config(self) -> RunConfig:
+        """Everything that decided it."""
+        return self.summary.config
+
+    @property
+    def accuracy(self) -> Fractions:
+        """Accuracy of the headline score, (stages, tasks): on task i after task t; NaN where i was not seen yet."""
+        return self.summary.headline.accuracy
+
+    @property
+    def accuracies(self) -> dict[str, Fractions]:
+        """The same for each score of the method, by name."""
+        return {name: matrix.accuracy for name, matrix in self.summary.accuracy.items()}
+
+    @property
+    def stage_accuracy(self) -> Fractions:
+        """Accuracy on all test images seen so far, after each task."""
+        return self.summary.headline.stage_accuracy
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Average accuracy, forgetting and so on, as fractions, and the costs."""
+        return {name: self.summary.value(name) for name in (*METRICS, *COSTS)}
+
+    def history(self) -> list[dict[str, Any]]:
+        """Return the records of all epochs and tasks; empty if nothing was kept."""
+        return [] if self.folder is None else RunFolder(self.folder).load_metrics()
+
+    def predictor(self, device: str | None = None) -> Predictor:
+        """Return the trained method, ready for new images.
+
+        Raises:
+            ConfigError: If the run kept nothing on disk.
+        """
+        if self.folder is None:
+            raise ConfigError("This run kept no weights; give run() a folder with out=.")
+        return load_predictor(self.folder, device=device)
+
+    def __repr__(self) -> str:
+        config = self.config
+        what = f"{config.method.name} on {config.data.name} with {config.optimizer.name}, seed {config.seed}"
+        return f"<Run {what}: avg {self.metrics['avg']:.4f}, last {self.metrics['last']:.4f}>"
+
+
+def run(
+    *,
+    method: str | Mapping[str, Any],
+    data: str | Mapping[str, Any],
+    optimizer: str | Mapping[str, Any] = "none",
+    out: str | Path | None = None,
+    resume: bool = False,
+    observers: Sequence[Observer] = (),
+    **keys: Any,
+) -> Run:
+    """Train a method on a stream of tasks and evaluate it after each.
+
+    Args:
+        method: A name of ``cflat list methods``, or a mapping with ``name`` and settings.
+        data: A dataset, ``folder:PATH``, ``npz:PATH`` or ``domains:PATH``, or a mapping with ``name``, ``root``, ...
+        optimizer: A name of ``cflat list optimizers``, or a mapping with ``name``, ``rho``, ...
+        out: The run directory, absent or empty; None keeps nothing on disk.
+        resume: Go on with the run in ``out``, if there is one of this configuration; a finished one is only read.
+        observers: Who is told about steps, epochs and tasks.
+        **keys: Any key of a configuration, with two underscores for the dot or as a section: ``preset="smoke"``,
+            ``seed=1``, ``train__epochs=5``, ``train={"epochs": 5}``.
+
+    Raises:
+        ConfigError: If a key is unknown or a value is wrong.
+        DataError: If data, weights or the folder are not usable.
+    """
+    config = resolve_config(_layer({"method": method, "data": data, "optimizer": optimizer, **keys}))
+    is_begun = resume and out is not None and RunFolder(Path(out)).config_file.is_file()
+    if is_begun and out is not None and RunFolder(Path(out)).load_config() != config:
+        raise ConfigError(f"{str(out)!r} holds a run with another configuration; choose another out.")
+    summary = run_config(config, out, resume=is_begun, observers=observers)
+    return Run(summary, None if out is None else Path(out))
+
+
+def load_run(path: str | Path) -> Run:
+    """Read a finished run.
+
+    Raises:
+        DataError: If there is none at ``path``, or it is not finished.
+    """
+    return Run(RunFolder(Path(path)).load_summary(), Path(path))
+
+
+def runs_frame(*folders: str | Path) -> pandas.DataFrame:
+    """Return all runs at or below some folders as a pandas table, one row for each.
+
+    Columns: where it is and whether it is finished, what was chosen, every metric as a fraction, every cost, the
+    accuracy matrix as an array, and the configuration keys in which the runs differ. What an unfinished run does not
+    have is NaN.
+
+    Raises:
+        CFlatError: If pandas is not installed.
+        DataError: If a run cannot be read, or there is none.
+    """
+    try:
+        import pandas
+    except ImportError:
+        raise CFlatError("runs_frame needs pandas; run: pip install 'cflat[frames]'") from None
+    records, problems = read_records(Path(folder) for folder in folders)
+    if problems:
+        raise DataError(" ".join(f"{problem.where}: {problem.message}" for problem in problems))
+    settings = [flat_settings(record.config) for record in records]
+    named = ("method.name", "data.name", "optimizer.name", "preset", "stream.scenario")
+    keys = [key for key in differing_keys(settings) if key not in named]
+    rows = []
+    for record, own in zip(records, settings, strict=True):
+        config, summary = record.config, record.summary
+        done = Run(summary).metrics if summary is not None else dict.fromkeys((*METRICS, *COSTS), float("nan"))
+        rows.append(
+            {
+                "run": record.name,
+                "is_finished": record.is_finished,
+                "method": config.method.name,
+                "data": config.data.name,
+                "optimizer": config.optimizer.name,
+                "preset": config.preset,
+                "scenario": config.stream.scenario,
+                "seed": config.seed,
+                **done,
+                "stage_accuracy": np.array(record.stage_accuracy),
+                "accuracy": None if summary is None else summary.headline.accuracy,
+                **{key: own.get(key) for key in keys},
+            }
+        )
+    return pandas.DataFrame(rows)
+
+
+def _layer(keys: Mapping[str, Any]) -> Layer:
+    """Return the layer that keywords describe."""
+    layers = [nested(key.replace("__", "."), _plain(value)) for key, value in keys.items()]
+    return merge(*layers)
+
+
+def _plain(value: Any) -> Any:
+    """Return what a configuration file could hold: paths as text, NumPy's numbers as Python's."""
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return {key: _plain(member) for key, member in value.items()}
+    return [_plain(member) for member in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,131 @@
+"""The tables of a report for papers and spreadsheets: LaTeX and CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from cflat._errors import DataError
+from cflat._files import write_atomic
+from cflat.report.groups import group_records
+from cflat.report.model import Cell, Table
+from cflat.report.records import read_records
+from cflat.report.tables import accuracy_table, cost_table, runs_table
+
+__all__ = ["csv_text", "latex_text", "report_tables", "write_tables"]
+
+_NUMBER = re.compile(r"(?P<value>[+-]?\d[\d.]*)(?: ± (?P<std>[\d.]+))?(?:, p (?P<p>[\d.e+-]+))?")
+"""What a cell can hold besides text: a number, its deviation, and the p-value of a difference."""
+_ESCAPES = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "±": r"$\pm$",
+    "\u00a0": "~",
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+}
+
+
+def latex_text(table: Table) -> str:
+    r"""Return a table as LaTeX for the package booktabs, the best of a column in bold.
+
+    >>> print(latex_text(Table("Accuracy", ("runs", "Avg"), ((Cell("C-Flat"), Cell("61.20 ± 0.31", 61.2, True)),))))
+    \begin{table}
+      \caption{Accuracy.}
+      \begin{tabular}{lr}
+        \toprule
+        runs & Avg \\
+        \midrule
+        C-Flat & \textbf{61.20 $\pm$ 0.31} \\
+        \bottomrule
+      \end{tabular}
+    \end{table}
+    """
+    shape = "l" * table.num_text + "r" * (len(table.columns) - table.num_text)
+    caption = f"{table.name}. {table.note}".strip()
+    lines = [
+        r"\begin{table}",
+        rf"  \caption{{{_latex(caption)}}}",
+        rf"  \begin{{tabular}}{{{shape}}}",
+        r"    \toprule",
+        f"    {' & '.join(map(_latex, table.columns))} \\\\",
+        r"    \midrule",
+        *(f"    {' & '.join(map(_latex_cell, row))} \\\\" for row in table.rows),
+        r"    \bottomrule",
+        r"  \end{tabular}",
+        r"\end{table}",
+    ]
+    return "\n".join(lines)
+
+
+def csv_text(table: Table) -> str:
+    """Return a table as CSV: deviations and p-values get columns of their own.
+
+    >>> print(csv_text(Table("Accuracy", ("runs", "Avg"), ((Cell("C-Flat"), Cell("61.20 ± 0.31", 61.2)),))), end="")
+    runs,Avg,Avg std
+    C-Flat,61.20,0.31
+    """
+    columns: list[list[str]] = []
+    for index, title in enumerate(table.columns):
+        cells = [row[index].text for row in table.rows]
+        found = [None if index < table.num_text else _NUMBER.fullmatch(cell) for cell in cells]
+        columns.append([title, *(match["value"] if match else cell for match, cell in zip(found, cells, strict=True))])
+        columns += [
+            [f"{title} {part}", *((match[part] or "") if match else "" for match in found)]
+            for part in ("std", "p")
+            if any(match and match[part] for match in found)
+        ]
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(zip(*columns, strict=True))
+    return text.getvalue()
+
+
+def report_tables(folders: Sequence[str | Path]) -> dict[str, Table]:
+    """Return the tables of accuracy, cost and single runs of all runs at or below some folders.
+
+    Raises:
+        DataError: If there is no run that can be read.
+    """
+    records, problems = read_records(Path(folder) for folder in folders)
+    if not records:
+        reasons = " ".join(dict.fromkeys(problem.message for problem in problems))
+        raise DataError(f"There is no run to make tables of. {reasons}".rstrip())
+    groups = group_records(records)
+    done = [group for group in groups if group.finished]
+    summaries = {"accuracy": accuracy_table(groups), "cost": cost_table(done)} if done else {}
+    return {**summaries, "runs": runs_table(records)}
+
+
+def write_tables(folders: Sequence[str | Path], out: str | Path) -> list[Path]:
+    """Write the tables about some runs as ``accuracy.tex``, ``accuracy.csv`` and so on; return the files.
+
+    Args:
+        folders: Run directories, or folders that hold some.
+        out: The folder to write to.
+
+    Raises:
+        DataError: If there is no run that can be read, or a file cannot be written.
+    """
+    folder = Path(out)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(f"The folder {str(folder)!r} cannot be made: {error.strerror}.") from error
+    files = []
+    for name, table in report_tables(folders).items():
+        for ending, text in (("tex", latex_text(table) + "\n"), ("csv", csv_text(table))):
+            write_atomic(folder / f"{name}.{ending}", text.encode("utf-8", errors="replace"))
+            files.append(folder / f"{name}.{ending}")
+    return files
+
+
+def _latex_cell(cell: Cell) -> str:
+    text = _latex(cell.text)
+    return rf"\textbf{{{text}}}" if cell.is_best else text
+
+
+def _latex(text: str) -> str:
+    return "".join(_ESCAPES.get(character, character) for character in text)

@@ -1,0 +1,264 @@
+"""A trained method answers: from a run directory or one exported file to the classes of new images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from cflat._errors import CFlatError, ConfigError, DataError
+from cflat._files import write_atomic
+from cflat._registry import suggest
+from cflat.config.run_config import RunConfig, parse_config
+from cflat.data import BatchLoader, ImageSet, Outline, eval_transform
+from cflat.data.dataset import refuse
+from cflat.data.datasets.image_folder import SUFFIXES, image_files
+from cflat.data.pixels import ArrayPixels, FilePixels, PixelStore
+from cflat.data.vectors import ArrayVectors
+from cflat.methods import Method, StreamInfo, create_method
+from cflat.runs.folder import RunFolder
+from cflat.runs.run import make_backbone, make_stream
+from cflat.train.checkpoint import CheckpointStore
+
+__all__ = ["Images", "Prediction", "Predictor", "find_images", "load_predictor"]
+
+Images: TypeAlias = str | Path | Sequence[str | Path] | npt.NDArray[Any]
+"""A folder, files, uint8 pixels (N, H, W, 3), or the vectors that a run on features has learned from."""
+
+_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a method sees in one image."""
+
+    image: str
+    """Its path, or its row in an array."""
+    label: int
+    """Position of the class among `Predictor.class_names`."""
+    name: str
+    """The class."""
+    score: float
+    """The method's own measure: a logit, a cosine or a closeness; larger is nearer, and it is no probability."""
+    top: tuple[tuple[str, float], ...]
+    """The best classes with their scores, the answer first."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        top = [{"class": name, "score": score} for name, score in self.top]
+        return {"image": self.image, "class": self.name, "label": self.label, "score": self.score, "top": top}
+
+
+class Predictor:
+    """A trained method, ready for new images; no training image is needed.
+
+    Made by `load_predictor`.
+
+    Args:
+        config: The configuration of its run.
+        outline: The tasks of its stream, with the names of their classes.
+        num_tasks: Tasks that it has learned.
+        state: Its state dict.
+        extra: What `Method.extra_state` returned.
+        device: Where to compute; None takes a GPU if there is one.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        outline: Outline,
+        num_tasks: int,
+        state: dict[str, Any],
+        extra: dict[str, Any],
+        *,
+        device: str | torch.device | None = None,
+    ) -> None:
+        self.config = config
+        self.outline = outline
+        self.num_tasks = num_tasks
+        self._extra = extra
+        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        backbone = make_backbone(config.backbone, outline.vector_size, is_filled_later=True)
+        inputs = config.backbone.inputs
+        self.transform = eval_transform(inputs, backbone.image_size, backbone.mean, backbone.std)
+        info = StreamInfo(outline.scenario, len(outline.class_names), len(outline.tasks), outline.label_modulus)
+        self.method: Method = create_method(config.method.name, backbone, info, config.method.settings)
+        for task in outline.empty_tasks(num_tasks):
+            self.method.grow(task)
+        self.method.load_state_dict(state)
+        self.method.load_answers(extra)
+        self.method.to(self.device).eval()
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """What an image can be called so far."""
+        seen = self.outline.tasks[self.num_tasks - 1][1].stop
+        return self.outline.answers[:seen]
+
+    def predict(
+        self, images: Images, *, top: int = 1, task: int | None = None, score: str | None = None
+    ) -> list[Prediction]:
+        """Return the class of each image.
+
+        Args:
+            images: A folder, files, or uint8 pixels of shape (N, H, W, 3).
+            top: Best classes to name for each image.
+            task: Of a task-incremental run, the task that the images belong to, from 0.
+            score: Which of the method's scores decides; None takes its headline.
+
+        Raises:
+            ConfigError: If the task or the score does not exist, or ``top`` is not positive.
+            DataError: If an image cannot be read.
+        """
+        if top < 1:
+            raise ConfigError(f"top must be a whole number from 1, got {top}.")
+        chosen = _image_set(images, self.config.data.short_side, self.outline.vector_size)
+        labels = self._labels(task)
+        own = self.scores(chosen, score)[:, labels.start : labels.stop]
+        best = own.topk(min(top, own.shape[1]), dim=1)
+        names = self.class_names
+        return [
+            Prediction(
+                chosen.store.describe(row),
+                labels[places[0]],
+                names[labels[places[0]]],
+                values[0],
+                tuple((names[labels[place]], value) for place, value in zip(places, values, strict=True)),
+            )
+            for row, (places, values) in enumerate(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+        ]
+
+    @torch.no_grad()
+    def scores(self, images: ImageSet, score: str | None = None) -> Tensor:
+        """Return the scores of all classes so far, (images, classes), on the CPU.
+
+        Of a stream whose domains have labels of their own, a class has the best score among its labels.
+        """
+        name = self.method.scores[0] if score is None else score
+        if name not in self.method.scores:
+            known = list(self.method.scores)
+            raise ConfigError(
+                f"{self.config.method.name} has no score {name!r}.{suggest(name, known)} Known: {', '.join(known)}."
+            )
+        size = self.config.train.eval_batch_size or self.config.train.batch_size
+        loader = BatchLoader(images, self.transform, size, shuffle=False, device=self.device)
+        found = torch.cat([self.method.predict(batch)[name].float().cpu() for batch in loader])
+        modulus = self.outline.label_modulus
+        return found if modulus is None else found.unflatten(1, (-1, modulus)).amax(dim=1)
+
+    def save(self, path: str | Path) -> Path:
+        """Write everything that `load_predictor` needs into one file, that loads without running code."""
+        values = {
+            "version": _VERSION,
+            "config": self.config.to_dict(),
+            "stream": self.outline.to_dict(),
+            "num_tasks": self.num_tasks,
+            "method": self.method.state_dict(),
+            "extra": self._extra,
+        }
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, lambda file: torch.save(values, file))
+        return path
+
+    def _labels(self, task: int | None) -> range:
+        """Return the labels to choose from."""
+        is_told = self.outline.scenario == "task"
+        if is_told and (task is None or not 0 <= task < self.num_tasks):
+            raise ConfigError(
+                f"This run is task-incremental: say which of its {self.num_tasks} learned tasks the images belong to, "
+                f"from 0 to {self.num_tasks - 1}, with task (--task); got {task!r}."
+            )
+        if not is_told and task is not None:
+            raise ConfigError(
+                f"A task is named in task-incremental runs only; this one is {self.outline.scenario}-"
+                "incremental and chooses among all classes."
+            )
+        return self.outline.tasks[task][1] if is_told and task is not None else range(len(self.class_names))
+
+
+def load_predictor(path: str | Path, *, device: str | torch.device | None = None) -> Predictor:
+    """Load a trained method from a run directory, or from the file that `Predictor.save` wrote.
+
+    A run that is not finished answers with the tasks that it has learned so far.
+
+    Raises:
+        DataError: If there is no trained method at ``path``.
+    """
+    path = Path(path)
+    if path.is_dir():
+        return _from_run(RunFolder(path), device)
+    if not path.is_file():
+        raise DataError(f"{str(path)!r} does not exist; give a run directory, or a file that Predictor.save wrote.")
+    try:
+        values = torch.load(path, map_location="cpu", weights_only=True)
+        version = values["version"]
+        parts = (
+            parse_config(values["config"]),
+            Outline.from_dict(values["stream"]),
+            values["num_tasks"],
+            values["method"],
+            values["extra"],
+        )
+    except Exception as error:  # a file of another kind can fail in many ways
+        reason = str(error) if isinstance(error, CFlatError) else type(error).__name__
+        raise DataError(f"{str(path)!r} holds no trained method of this version of cflat ({reason}).") from error
+    if version != _VERSION:
+        raise DataError(f"{str(path)!r} was written by another version of cflat.")
+    return Predictor(*parts, device=device)
+
+
+def _from_run(folder: RunFolder, device: str | torch.device | None) -> Predictor:
+    config = folder.load_config()
+    outline = folder.load_outline() or Outline.of(make_stream(config))
+    state = CheckpointStore(folder.path / "checkpoints").load()
+    go_on = f"Go on: cflat run --resume {folder.path}"
+    if state is None:
+        raise DataError(f"The run in {str(folder.path)!r} has no checkpoint yet. {go_on}")
+    num_tasks = int(state["position"][0])
+    if num_tasks == 0 or state["is_grown"]:
+        raise DataError(f"The run in {str(folder.path)!r} was stopped within task {num_tasks + 1}. {go_on}")
+    return Predictor(config, outline, num_tasks, state["method"], state["extra"], device=device)
+
+
+def find_images(places: Sequence[str | Path]) -> list[Path]:
+    """Return the image files at or below some places, in order.
+
+    Raises:
+        DataError: If a place does not exist or holds no image.
+    """
+    found: list[Path] = []
+    for place in map(Path, places):
+        if not place.exists():
+            raise DataError(f"{str(place)!r} does not exist; give image files, or folders that hold some.")
+        below = list(image_files(place, refuse)) if place.is_dir() else [place]
+        if not below:
+            endings = ", ".join(sorted(SUFFIXES))
+            raise DataError(f"{str(place)!r} holds no image; files that end in {endings} are read.")
+        found += below
+    return found
+
+
+def _image_set(images: Images, short_side: int | None, vector_size: int | None) -> ImageSet:
+    store: PixelStore
+    if vector_size is not None:
+        if not isinstance(images, np.ndarray) or images.ndim != 2 or images.shape[1] != vector_size:
+            raise ConfigError(
+                f"This run has learned from vectors of {vector_size} numbers, such as features of a frozen network; "
+                f"give an array of shape (images, {vector_size})."
+            )
+        store = ArrayVectors(images)
+    elif isinstance(images, np.ndarray):
+        store = ArrayPixels(images)
+    else:
+        places = [images] if isinstance(images, str | Path) else images
+        store = FilePixels(Path(), [str(path) for path in find_images(places)], short_side=short_side)
+    if len(store) == 0:
+        raise DataError("There is no image to look at.")
+    return ImageSet(store, np.zeros(len(store), np.int64))

@@ -1,0 +1,167 @@
+"""A trained method answers as it did when it was tested, from the folder or the file alone."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from cflat import ConfigError, DataError
+from cflat.cli.main import run_app
+from cflat.config.documents import parse_overrides
+from cflat.config.presets import resolve_config
+from cflat.config.run_config import RunConfig
+from cflat.methods import list_methods
+from cflat.runs.folder import RunFolder
+from cflat.runs.inference import load_predictor
+from cflat.runs.run import make_stream, run
+from cflat.train import TrainingInterrupted
+
+SMALL = ("data=digits", "preset=smoke", "stream.initial=5", "stream.increment=5")
+
+
+def config(method: str, *overrides: str) -> RunConfig:
+    return resolve_config(parse_overrides([f"method={method}", *SMALL, *overrides]))
+
+
+def pixels(images) -> np.ndarray:
+    return images.pixels(range(len(images))).permute(0, 2, 3, 1).numpy()
+
+
+@pytest.fixture(scope="module")
+def icarl(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "icarl"
+    run(config("icarl"), out)
+    return out
+
+
+@pytest.mark.parametrize("method", list_methods())
+def test_answers_are_those_that_the_run_counted(method: str, tmp_path: Path) -> None:
+    own = config(method)
+    summary = run(own, tmp_path / "run")
+    predictor = load_predictor(load_predictor(tmp_path / "run").save(tmp_path / "method.pt"))
+    for score, matrix in summary.accuracy.items():
+        for task in make_stream(own).tasks:
+            answers = predictor.predict(pixels(task.test), score=score)
+            right = [answer.label == label for answer, label in zip(answers, task.test.labels, strict=True)]
+            assert sum(right) == matrix.correct[-1, task.index]
+
+
+def test_domains_with_labels_of_their_own_answer_with_class_names(tmp_path: Path) -> None:
+    own = resolve_config(
+        parse_overrides(["method=duct", "data=rotated_digits", "preset=smoke", "stream.labels=growing"])
+    )
+    summary = run(own, tmp_path / "run")
+    predictor = load_predictor(tmp_path / "run")
+    assert predictor.class_names == tuple("0123456789")
+    for task in make_stream(own).tasks:
+        answers = predictor.predict(pixels(task.test))
+        right = [answer.label == label % 10 for answer, label in zip(answers, task.test.labels, strict=True)]
+        assert sum(right) == summary.headline.correct[-1, task.index]
+
+
+def test_a_task_incremental_run_must_be_told_the_task(tmp_path: Path) -> None:
+    own = config("finetune", "stream.scenario=task")
+    summary = run(own, tmp_path / "run")
+    predictor, stream = load_predictor(tmp_path / "run"), make_stream(own)
+    images = pixels(stream.tasks[0].test)
+    with pytest.raises(ConfigError, match="which of its 2 learned tasks"):
+        predictor.predict(images)
+    answers = predictor.predict(images, task=0)
+    right = [a.label == label for a, label in zip(answers, stream.tasks[0].test.labels, strict=True)]
+    assert sum(right) == summary.headline.correct[-1, 0]
+
+
+def test_an_interrupted_run_answers_with_what_it_has_finished(tmp_path: Path) -> None:
+    out, asked = tmp_path / "run", []
+
+    def stop_in_the_second_task() -> bool:
+        asked.append(None)
+        return len(asked) == 4
+
+    with pytest.raises(TrainingInterrupted):
+        run(config("finetune"), out, should_stop=stop_in_the_second_task)
+    with pytest.raises(DataError, match=r"stopped within task 2\. Go on: cflat run --resume"):
+        load_predictor(out)
+    newest = max((out / "checkpoints").glob("*.pt"))
+    newest.unlink()
+    assert len(load_predictor(out).class_names) == 5
+
+
+def test_the_command_reads_files_and_folders(icarl: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    task = make_stream(config("icarl")).tasks[0]
+    folder = tmp_path / "photos" / "inner"
+    folder.mkdir(parents=True)
+    for index, image in enumerate(pixels(task.test)[:3]):
+        Image.fromarray(image).save(folder / f"{index}.png")
+    place = str(tmp_path / "photos")
+    assert run_app(["predict", str(icarl), place, "--json", "--top", "2"]) == 0
+    answers = json.loads(capsys.readouterr().out)
+    wanted = load_predictor(icarl).predict(pixels(task.test)[:3], top=2)
+    assert [answer["class"] for answer in answers] == [answer.name for answer in wanted]
+    assert answers[0]["top"][1]["class"] == wanted[0].top[1][0]
+    assert run_app(["predict", str(icarl), str(folder / "1.png"), "--csv"]) == 0
+    (row,) = csv.DictReader(io.StringIO(capsys.readouterr().out))
+    assert (row["image"], row["class"]) == (str(folder / "1.png"), wanted[1].name)
+    assert run_app(["predict", str(icarl), place]) == 0
+    assert wanted[2].name in capsys.readouterr().out.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["{run}", "nowhere"], "'nowhere' does not exist"),
+        (["{run}", "."], "'.' holds no image"),
+        (["{run}", "broken.png"], "Cannot read image 'broken.png'"),
+        (["{run}", "broken.png", "--score", "cn"], "has no score 'cn'. Did you mean 'cnn'?"),
+        (["{run}", "broken.png", "--task", "0"], "class-incremental"),
+        (["nowhere", "broken.png"], "'nowhere' does not exist"),
+        (["broken.png", "broken.png"], "holds no trained method"),
+        ([".", "broken.png"], "no run directory"),
+    ],
+)
+def test_mistakes_are_one_sentence(arguments, sentence, icarl, tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = [word.format(run=icarl) for word in arguments]
+    if "broken.png" in words:
+        Path("broken.png").write_bytes(b"no image")
+    assert run_app(["predict", *words]) == 2
+    error = capsys.readouterr().err
+    assert sentence in error
+    assert len(error.splitlines()) == 1
+
+
+def test_a_run_on_vectors_takes_vectors(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    labels = np.arange(40) % 4
+    vectors = (np.eye(4, 6)[labels] + 0.1 * rng.normal(size=(40, 6))).astype(np.float32)
+    np.savez(tmp_path / "f.npz", x_train=vectors, y_train=labels, x_test=vectors, y_test=labels)
+    words = ["method=simplecil", f"data=features:{tmp_path / 'f.npz'}", "preset=smoke", "backbone=identity"]
+    own = resolve_config(parse_overrides(words))
+    run(own, tmp_path / "run")
+    predictor = load_predictor(tmp_path / "run")
+    order = {name: int(name) for name in predictor.class_names}
+    answers = [order[answer.name] for answer in predictor.predict(vectors)]
+    assert np.mean(answers == labels) > 0.9
+    with pytest.raises(ConfigError, match="vectors of 6 numbers"):
+        predictor.predict(tmp_path)
+
+
+def test_old_folders_without_class_names_ask_the_data(icarl: Path, tmp_path: Path) -> None:
+    import shutil
+
+    copy = tmp_path / "old"
+    shutil.copytree(icarl, copy)
+    RunFolder(copy).stream_file.unlink()
+    assert load_predictor(copy).class_names == load_predictor(icarl).class_names
+
+
+def test_the_file_loads_without_running_code(icarl: Path, tmp_path: Path) -> None:
+    path = load_predictor(icarl).save(tmp_path / "m.pt")
+    assert torch.load(path, weights_only=True)["num_tasks"] == 2
