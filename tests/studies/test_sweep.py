@@ -117,9 +117,9 @@ def test_seeds_of_a_sample_differ() -> None:
 
 
 def test_a_logarithmic_range_gives_every_decade_its_share() -> None:
-    interval = Interval(1e-4, 1.0, "log")
+    interval = Interval(low=1e-4, high=1.0, scale="log")
     assert [interval.at(share) for share in (0, 0.25, 0.5, 0.75, 1)] == [1e-4, 1e-3, 1e-2, 1e-1, 1.0]
-    assert Interval(0.0, 10.0).at(0.123456) == 1.235
+    assert Interval(low=0.0, high=10.0).at(0.123456) == 1.235
 
 
 def test_a_range_with_few_values_ends(tmp_path: Path) -> None:

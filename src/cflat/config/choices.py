@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields, make_dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
@@ -12,6 +12,7 @@ import torch
 
 from cflat._errors import ConfigError
 from cflat._registry import suggest
+from cflat._settings import settings_class
 from cflat.config.validation import parse_section, quote, require_mapping
 from cflat.methods import get_method_spec
 from cflat.optim import get_optimizer_spec, optimizer_settings
@@ -53,12 +54,7 @@ def parse_method(values: object) -> Choice:
         spec = get_method_spec(name)
     except ValueError as error:
         raise ConfigError(f"method.name: {error}") from None
-    settings = parse_section(spec.config, own, "method")
-    if getattr(settings, "memory_total", None) is not None and getattr(settings, "memory_per_class", None) is not None:
-        raise ConfigError(
-            "method.memory_total and method.memory_per_class exclude each other; set one of them to null."
-        )
-    return Choice(spec.name, settings)
+    return Choice(spec.name, parse_section(spec.config, own, "method"))
 
 
 def parse_optimizer(values: object) -> Choice:
@@ -85,14 +81,10 @@ def optimizer_config(name: str) -> type[Any]:
     """Return a frozen dataclass of an optimizer's keywords, without those that only code can give."""
     cls: Any = get_optimizer_spec(name).cls
     hints = get_type_hints(cls.__init__, localns={"Callable": Callable})  # the alias Radius is a forward reference
-    columns = [
-        (key, _without_callables(hints[key]), field(default=default))
-        for key, default in optimizer_settings(name).items()
-        if key not in NOT_SETTINGS
-    ]
-    return make_dataclass(
-        f"{cls.__name__}Settings", columns, frozen=True, kw_only=True, namespace={"__doc__": cls.__doc__}
-    )
+    defaults = {key: value for key, value in optimizer_settings(name).items() if key not in NOT_SETTINGS}
+    types = {key: _without_callables(hints[key]) for key in defaults}
+    made = type(f"{cls.__name__}Settings", (), {**defaults, "__annotations__": types, "__doc__": cls.__doc__})
+    return settings_class(made)
 
 
 def own_settings(shared: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
-import textwrap
 from collections.abc import Iterator
-from dataclasses import MISSING, dataclass, fields
-from typing import Any
+from dataclasses import dataclass, replace
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from cflat._errors import ConfigError
 from cflat._registry import suggest
@@ -36,11 +35,11 @@ def describe_keys(of: str | None = None) -> list[Key]:
         ConfigError: If there is no method or optimizer of that name.
     """
     if of is None:
-        return [key for section, cls in SECTIONS.items() for key in _of_dataclass(section, cls)]
+        return [key for section, cls in SECTIONS.items() for key in _of_settings(section, cls)]
     methods, optimizers = list_methods(), list_optimizers()
     name = of.replace("-", "_").lower()
     if name in methods:
-        return list(_of_dataclass("method", get_method_spec(name).config))
+        return list(_of_settings("method", get_method_spec(name).config))
     if name in optimizers:
         return list(_of_optimizer(name))
     raise ConfigError(f"No method or optimizer is called {of!r}.{suggest(name, methods + optimizers)}")
@@ -61,31 +60,18 @@ def markdown_keys() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _of_dataclass(section: str, cls: type[Any]) -> Iterator[Key]:
-    meanings = {name: text for base in reversed(cls.__mro__[:-1]) for name, text in _field_docstrings(base).items()}
-    for field in fields(cls):
-        default = None if field.default is MISSING else field.default
-        yield Key(f"{section}.{field.name}", _type_name(field.type), _plain(default), meanings.get(field.name, ""))
+def _of_settings(section: str, cls: type[Any]) -> Iterator[Key]:
+    own = [base.__dict__.get("__pydantic_fields__", {}) for base in reversed(cls.__mro__)]
+    meanings = {name: info.description for fields in own for name, info in fields.items() if info.description}
+    for name, info in cls.__pydantic_fields__.items():
+        meaning = " ".join(meanings.get(name, "").split())
+        yield Key(f"{section}.{name}", _type_name(info.annotation), _plain(info.default), meaning)
 
 
 def _of_optimizer(name: str) -> Iterator[Key]:
     meanings = _argument_docstrings(inspect.getdoc(get_optimizer_spec(name).cls) or "")
-    for field in fields(optimizer_config(name)):
-        yield Key(
-            f"optimizer.{field.name}", _type_name(field.type), _plain(field.default), meanings.get(field.name, "")
-        )
-
-
-def _field_docstrings(cls: type[Any]) -> dict[str, str]:
-    """Return the docstring under each field of a class."""
-    body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
-    assert isinstance(body, ast.ClassDef)
-    found = {}
-    for node, after in zip(body.body, body.body[1:], strict=False):
-        is_field = isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
-        if is_field and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
-            found[node.target.id] = " ".join(str(after.value.value).split())  # type: ignore[attr-defined]
-    return found
+    for key in _of_settings("optimizer", optimizer_config(name)):
+        yield replace(key, meaning=meanings.get(key.path.removeprefix("optimizer."), ""))
 
 
 def _argument_docstrings(text: str) -> dict[str, str]:
@@ -104,8 +90,21 @@ def _argument_docstrings(text: str) -> dict[str, str]:
 
 
 def _type_name(hint: Any) -> str:
-    text = hint if isinstance(hint, str) else getattr(hint, "__name__", None) if isinstance(hint, type) else str(hint)
-    return str(text).replace("typing.", "").replace("None", "null")
+    """Return a type as a person would write it.
+
+    >>> _type_name(tuple[int, ...] | None), _type_name(Literal["a", "b"])
+    ('list of int | null', 'a | b')
+    """
+    kind, members = get_origin(hint), get_args(hint)
+    if kind is Annotated:
+        return _type_name(members[0])
+    if kind in (Union, UnionType):
+        return " | ".join(_type_name(member) for member in members)
+    if kind is Literal:
+        return " | ".join(str(member) for member in members)
+    if kind is tuple:
+        return f"list of {_type_name(members[0])}"
+    return "null" if hint is type(None) else str(getattr(hint, "__name__", hint))
 
 
 def _plain(value: Any) -> Any:

@@ -1,7 +1,7 @@
-"""`RunConfig`: everything that decides a run, as one tree of frozen dataclasses.
+"""`RunConfig`: everything that decides a run, as one tree of settings.
 
 Files and command lines are read into layers of plain values (`documents`), completed by a preset (`presets`), and
-checked here: section by section (`validate`), then as a whole (`checks`).
+checked here: section by section (`validation`), then as a whole (`checks`).
 """
 
 from __future__ import annotations
@@ -9,15 +9,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import asdict, fields, is_dataclass
 from typing import Any
 
 from cflat._errors import ConfigError
-from cflat._registry import suggest
+from cflat._settings import CountOrZero, settings_class
 from cflat.config.checks import check_together
 from cflat.config.choices import Choice, parse_method, parse_optimizer
 from cflat.config.documents import CHOICES, Layer, dump_yaml
-from cflat.config.ranges import check_range
 from cflat.config.settings import BackboneSettings, DataSettings, StreamSettings
 from cflat.config.validation import parse_section, quote, require_mapping
 from cflat.train.settings import BaseSettings, RuntimeSettings, TrainSettings
@@ -35,7 +34,7 @@ SECTIONS: dict[str, type[Any]] = {
 """The sections that look the same whatever is chosen."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class RunConfig:
     """Everything that decides a run."""
 
@@ -49,7 +48,7 @@ class RunConfig:
     data: DataSettings
     stream: StreamSettings
     runtime: RuntimeSettings
-    seed: int = 0
+    seed: CountOrZero = 0
     """Decides everything random but the class order and the choice of images."""
     preset: str = "custom"
     """The preset that the configuration started from."""
@@ -73,20 +72,15 @@ def parse_config(values: Mapping[str, Any]) -> RunConfig:
     Raises:
         ConfigError: If a key is unknown, a value is wrong, or parts do not go together.
     """
-    known = [f.name for f in fields(RunConfig)]
-    values = require_mapping(values, "The configuration")
-    for key in values:
-        if key not in known:
-            raise ConfigError(f"Unknown key {quote(key)}.{suggest(key, known)} Known: {', '.join(known)}.")
-    sections = {key: _section(values, key) for key in ("method", "optimizer", *SECTIONS)}
+    given = require_mapping(values, "The configuration")
+    sections = {key: _section(given, key) for key in ("method", "optimizer", *SECTIONS)}
     sections["backbone"] = _read_normalize(sections["backbone"])
-    config = RunConfig(
-        method=parse_method(sections["method"]),
-        optimizer=parse_optimizer(sections["optimizer"]),
-        seed=_seed(values.get("seed", 0)),
-        preset=_preset(values.get("preset", "custom")),
+    parsed = {
+        "method": parse_method(sections["method"]),
+        "optimizer": parse_optimizer(sections["optimizer"]),
         **{key: parse_section(cls, sections[key], key) for key, cls in SECTIONS.items()},
-    )
+    }
+    config: RunConfig = parse_section(RunConfig, {**given, **parsed}, "")
     check_together(config.method, config.stream, config.data, config.backbone, config.base, config.runtime)
     return config
 
@@ -108,19 +102,6 @@ def _read_normalize(section: object) -> Layer:
     if not isinstance(value, str | bool) or value not in recipes:
         raise ConfigError(f"backbone.normalize must be timm or pilot, got {quote(value)}.")
     return {**backbone, "inputs": recipes[value]}
-
-
-def _seed(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ConfigError(f"seed must be a whole number, got {quote(value)}.")
-    check_range("seed", value)
-    return value
-
-
-def _preset(value: object) -> str:
-    if not isinstance(value, str):
-        raise ConfigError(f"preset must be text, got {quote(value)}.")
-    return value
 
 
 def _plain(value: Any) -> Any:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Annotated
 
+from pydantic import Field
+
+from cflat._settings import Count, CountOrZero, Fraction, Pixels, settings_class
 from cflat.data.stream import DomainLabels, Scenario
 
 __all__ = ["BackboneSettings", "DataSettings", "StreamSettings"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class BackboneSettings:
     """The network that a method starts from, and the images it is fed."""
 
@@ -17,19 +20,19 @@ class BackboneSettings:
     """Backbone, see ``cflat list backbones``, or timm:NAME."""
     weights: str = "random"
     """random, timm (download the published weights), or the path of a file."""
-    image_size: int | None = None
+    image_size: Pixels | None = None
     """Side of the input in pixels; null takes the size of the weights."""
     inputs: str = "pilot"
     """Input recipe: crops, augmentation and normalisation; normalize: timm or pilot is short for that recipe."""
-    drop_path_rate: float = 0.0
+    drop_path_rate: Fraction = 0.0
     """Stochastic depth, in [0, 1)."""
-    width: int | None = None
+    width: Annotated[Count, Field(le=1 << 20)] | None = None
     """Units of each hidden layer of mlp; null takes 256."""
-    depth: int | None = None
+    depth: Annotated[Count, Field(le=1000)] | None = None
     """Hidden layers of mlp; null takes 2."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class DataSettings:
     """The images."""
 
@@ -37,31 +40,31 @@ class DataSettings:
     """Dataset, see ``cflat list datasets``, or folder:PATH, npz:PATH, domains:PATH, features:PATH."""
     root: str | None = None
     """Folder that holds the datasets; null takes $CFLAT_DATA."""
-    train_per_class: int | None = None
+    train_per_class: Count | None = None
     """Keep so many training images of each class (and domain)."""
-    test_per_class: int | None = None
+    test_per_class: Count | None = None
     """Keep so many test images of each class (and domain)."""
-    subsample_seed: int = 0
+    subsample_seed: CountOrZero = 0
     """Seed of that choice."""
-    short_side: int | None = None
+    short_side: Pixels | None = None
     """Shrink image files to this shorter side when they are decoded; saves memory and time."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class StreamSettings:
     """How the images are cut into tasks."""
 
     scenario: Scenario = "class"
     """class: new classes per task; task: the same, task known at test time; domain: same classes, new domain."""
-    initial: int | None = None
+    initial: CountOrZero | None = None
     """Classes of the first task, 0 for as many as increment; null takes the dataset's usual split."""
-    increment: int | None = None
+    increment: Count | None = None
     """Classes of every later task; null takes the dataset's usual split."""
-    order_seed: int | None = 1993
+    order_seed: CountOrZero | None = 1993
     """Seed of the class order; null keeps the dataset's."""
-    task_order_seed: int | None = None
+    task_order_seed: CountOrZero | None = None
     """Shuffle the finished tasks (or domains) with this seed."""
-    max_tasks: int | None = None
+    max_tasks: Count | None = None
     """End the stream after so many tasks; null goes through all."""
     labels: DomainLabels = "shared"
     """Domain streams: one label per class (shared), or new labels with every domain (growing)."""

@@ -1,21 +1,32 @@
-"""Turn one section of plain values into its dataclass, or say what is wrong with it; the only user of pydantic."""
+"""Turn plain values into settings, or say what is wrong with them in our words."""
 
 from __future__ import annotations
 
 import reprlib
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import is_dataclass
 from functools import cache
-from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
 from cflat._errors import ConfigError
 from cflat._registry import suggest
-from cflat.config.ranges import check_range
 
 __all__ = ["parse_section", "quote", "require_mapping"]
+
+WORDS = {
+    "greater than or equal to": "at least",
+    "less than or equal to": "at most",
+    "greater than": "above",
+    "less than": "below",
+    "a valid boolean": "true or false",
+    "a valid integer": "a whole number",
+    "a valid number": "a number",
+    "a valid string": "text",
+    "a valid tuple": "a list",
+}
+"""Pydantic's rules in our words."""
 
 _repr = reprlib.Repr()
 _repr.maxstring = _repr.maxother = 80
@@ -41,30 +52,28 @@ def require_mapping(values: object, path: str) -> Mapping[str, Any]:
 
 
 def parse_section(cls: type[Any], values: object, path: str) -> Any:
-    """Return the dataclass ``cls`` with these values; what is not given keeps its default.
+    """Return the settings ``cls`` with these values; what is not given keeps its default.
 
     Args:
-        cls: A dataclass whose fields all have defaults.
+        cls: A class made by `cflat._settings.settings`.
         values: What was read from a file or typed.
-        path: Name of the section in messages.
+        path: Name of the section in messages; empty for the whole configuration.
 
     Raises:
         ConfigError: If a key is unknown, a value has the wrong type, or a number is out of range.
     """
-    section = require_mapping(values, path)
+    section = require_mapping(values, path or "The configuration")
+    prefix = f"{path}." if path else ""
     hints = _hints(cls)  # type: ignore[arg-type]  # mypy doubts that classes hash
     for key in section:
         if key not in hints:
             nearest = suggest(key, list(hints))
-            raise ConfigError(f"Unknown key {quote(f'{path}.{key}')}.{nearest} Known: {', '.join(hints) or 'none'}.")
-    typed = {key: _as_typed(value, hints[key], f"{path}.{key}") for key, value in section.items()}
+            raise ConfigError(f"Unknown key {quote(prefix + key)}.{nearest} Known: {', '.join(hints) or 'none'}.")
     try:
-        parsed = _adapter(cls).validate_python(typed)  # type: ignore[arg-type]
+        read = {key: _nested(value, hints[key], prefix + key) for key, value in section.items()}
+        return _adapter(cls).validate_python(read)  # type: ignore[arg-type]
     except ValidationError as error:
-        raise ConfigError(_explain(error, path)) from None
-    for field in fields(parsed):
-        check_range(f"{path}.{field.name}", getattr(parsed, field.name))
-    return parsed
+        raise ConfigError(_explain(error, prefix)) from None
 
 
 @cache
@@ -77,39 +86,18 @@ def _adapter(cls: type[Any]) -> TypeAdapter[Any]:
     return TypeAdapter(cls)
 
 
-def _as_typed(value: Any, hint: Any, path: str) -> Any:
-    """Settle what YAML and pydantic see differently: numbers where text is meant, truth values where numbers are."""
-    kinds = _kinds(hint)
-    if isinstance(value, Mapping):
-        nested = [kind for kind in kinds if isinstance(kind, type) and is_dataclass(kind)]
-        return parse_section(nested[0], value, path) if nested else value
-    if isinstance(value, bool):
-        if bool not in kinds and not kinds.isdisjoint({int, float}):
-            raise ConfigError(f"{path} must be a number, got {value!r}.")
-    elif isinstance(value, int | float):
-        if str in kinds and kinds.isdisjoint({int, float}):
-            return str(value)
-        if kinds <= {bool, type(None)}:
-            raise ConfigError(f"{path} must be true or false, got {quote(value)}.")
-    return value
+def _nested(value: Any, hint: Any, path: str) -> Any:
+    """Read a mapping as the settings that a key accepts besides plain values, if it accepts some."""
+    kinds = [kind for kind in get_args(hint) if isinstance(kind, type) and is_dataclass(kind)]
+    return parse_section(kinds[0], value, path) if kinds and isinstance(value, Mapping) else value
 
 
-def _kinds(hint: Any) -> set[Any]:
-    """Return the plain types that a hint accepts."""
-    if get_origin(hint) in (Union, UnionType):
-        return set().union(*(_kinds(member) for member in get_args(hint)))
-    if get_origin(hint) is Literal:
-        return {type(member) for member in get_args(hint)}
-    return {get_origin(hint) or hint}
-
-
-def _explain(error: ValidationError, path: str) -> str:
+def _explain(error: ValidationError, prefix: str) -> str:
     """Word the first of pydantic's complaints as we do: path, rule, value."""
     first = error.errors(include_url=False)[0]
-    where = ".".join([path, *(str(part) for part in first["loc"][:1])])
-    if first["type"] == "value_error":  # a check in the dataclass itself; its message starts with the field's name
-        return f"{path}.{first['ctx']['error']}"
-    if first["type"] in ("missing", "too_short", "too_long"):
-        return f"{where} must have another number of members, got {quote(first['input'])}."
+    if first["type"] == "value_error":  # a check in the settings themselves; its message starts with a field's name
+        return f"{prefix}{first['ctx']['error']}"
     rule = first["msg"].removeprefix("Input should be ").rstrip(".")
-    return f"{where} must be {rule}, got {quote(first['input'])}."
+    for theirs, ours in WORDS.items():
+        rule = rule.replace(theirs, ours)
+    return f"{prefix}{first['loc'][0]} must be {rule}, got {quote(first['input'])}."

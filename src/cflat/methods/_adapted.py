@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from cflat._settings import Count, Fraction, NotNegative, settings_class
 from cflat.data import Batch, Task
 from cflat.methods._base import Loss, Method, Phase, StreamInfo
 from cflat.nn.adapters import AdapterSet
@@ -19,15 +18,15 @@ from cflat.nn.vit import attend, embed, mix, num_read, pool, run_blocks, vit_of
 __all__ = ["AdaptedClassifier", "AdapterConfig", "FirstTaskAdapted"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class AdapterConfig:
     """Settings of the adapters."""
 
-    bottleneck: int = 64
+    bottleneck: Count = 64
     """Hidden width of each adapter; at least 1."""
-    dropout: float = 0.1
+    dropout: Fraction = 0.1
     """Probability of dropping a hidden unit of an adapter in training; in [0, 1)."""
-    scale: float = 0.1
+    scale: NotNegative = 0.1
     """Factor of what the adapters add to the blocks; above 0."""
 
     def make_adapters(self, backbone: Backbone) -> AdapterSet:

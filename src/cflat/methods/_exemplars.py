@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from cflat._settings import Count, settings_class
 from cflat.data import ExemplarMemory, ImageSet, Task
 from cflat.methods._base import Extract, Method, StreamInfo
 from cflat.nn.heads import NearestMeanHead
@@ -16,16 +16,20 @@ from cflat.nn.heads import NearestMeanHead
 __all__ = ["MemoryConfig", "Rehearsal"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class MemoryConfig:
     """Settings of the exemplar memory."""
 
-    memory_total: int | None = None
+    memory_total: Count | None = None
     """Exemplars in all, divided among the classes seen so far; excludes memory_per_class."""
-    memory_per_class: int | None = None
+    memory_per_class: Count | None = None
     """Exemplars of each class; 20 if neither budget is given."""
     selection: Literal["herding", "random"] = "herding"
     """How exemplars are chosen."""
+
+    def __post_init__(self) -> None:
+        if self.memory_total is not None and self.memory_per_class is not None:
+            raise ValueError("memory_total and memory_per_class exclude each other; set one of them to null.")
 
     def make_memory(self) -> ExemplarMemory:
         """Return an empty memory with this budget."""

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from cflat._settings import Count, NotNegative, settings_class
 from cflat.data import Batch, Task
 from cflat.methods._base import Loss, Method, StreamInfo
 from cflat.nn import vit
@@ -25,15 +25,15 @@ from cflat.nn.surgery import freeze
 __all__ = ["PromptConfig", "PromptMethod", "PromptedViT", "QueryCache"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class PromptConfig:
     """Settings that L2P and DualPrompt share."""
 
-    pool_size: int = 10
+    pool_size: Count = 10
     """Prompts to choose from; at least 1."""
-    length: int = 5
+    length: Count = 5
     """Tokens per prompt; at least 1."""
-    pull: float = 0.1
+    pull: NotNegative = 0.1
     """Weight of the term that pulls the chosen keys to the queries; at least 0."""
 
 

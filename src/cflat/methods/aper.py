@@ -6,11 +6,10 @@ of the plain and the adapted network.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
+from cflat._settings import settings_class
 from cflat.data import Batch, Task
 from cflat.methods._adapted import AdapterConfig, FirstTaskAdapted
 from cflat.methods._base import Extract, StreamInfo
@@ -24,7 +23,7 @@ from cflat.nn.vit import embed
 __all__ = ["APER", "APERConfig"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class APERConfig(AdapterConfig):
     """Settings of APER."""
 

@@ -6,10 +6,9 @@ times the cosine between queries and key t. Test images take the expert whose ke
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from torch import Tensor
 
+from cflat._settings import CountOrZero, Flag, settings_class
 from cflat.data import Task
 from cflat.methods._base import Extract, StreamInfo
 from cflat.methods._catalog import register_method
@@ -21,19 +20,19 @@ from cflat.nn.prompts import PrefixPrompts
 __all__ = ["DualPrompt", "DualPromptConfig"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class DualPromptConfig(PromptConfig):
     """Settings of DualPrompt; ``pool_size`` grows by itself when the stream has more tasks."""
 
-    general_layers: tuple[int, ...] = (0, 1)
+    general_layers: tuple[CountOrZero, ...] = (0, 1)
     """Blocks that receive the prefix of all tasks."""
-    expert_layers: tuple[int, ...] = (2, 3, 4)
+    expert_layers: tuple[CountOrZero, ...] = (2, 3, 4)
     """Blocks that receive the prefix of one task."""
-    inherit_expert: bool = True
+    inherit_expert: Flag = True
     """Start each task's expert from the previous one; its key is always new."""
-    untrained_experts: bool = False
+    untrained_experts: Flag = False
     """Let test images choose experts of tasks still to come, as PILOT does."""
-    legacy_layout: bool = False
+    legacy_layout: Flag = False
     """Mix up keys and values of the experts as the public PyTorch ports do; to match batch-wise numbers only."""
 
 

@@ -12,13 +12,12 @@ entropic transport plan between the mean features, under theta_0, of the new and
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
+from cflat._settings import CountOrZero, Flag, NotNegative, Positive, Share, settings_class
 from cflat.data import Batch, ImageSet, Task
 from cflat.methods._base import Extract, Loss, Method, ParamGroup, Phase, StreamInfo
 from cflat.methods._catalog import register_method
@@ -30,27 +29,27 @@ from cflat.nn.transport import transport_rows
 __all__ = ["DUCT", "DUCTConfig"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class DUCTConfig:
     """Settings of DUCT."""
 
-    merge_ratio: float = 0.25
+    merge_ratio: NotNegative = 0.25
     """Share of each task's weight change in the merged backbone; at least 0. Shares add up over the tasks."""
-    transport_ratio: float = 0.25
+    transport_ratio: Share = 0.25
     """Share of transported new rows in the old ones; from 0 to 1."""
-    regularization: float = 0.02
+    regularization: Positive = 0.02
     """Entropy weight of the transport, in units of feature distance; above 0."""
-    backbone_lr_scale: float = 0.01
+    backbone_lr_scale: NotNegative = 0.01
     """Learning rate of the backbone relative to the head's; at least 0."""
-    retrain_epochs: int = 5
+    retrain_epochs: CountOrZero = 5
     """Epochs in which the head alone is trained on the merged backbone; at least 0."""
-    similarity_scales: bool = True
+    similarity_scales: Flag = True
     """Scale each weight change by s_b as the paper does; False is s_b = 1, as in the authors' later code."""
-    normalize_plan: bool = True
+    normalize_plan: Flag = True
     """Mix in averages of new rows; False leaves out the factor n_a, as public code does, and changes almost nothing."""
-    zero_rows: bool = False
+    zero_rows: Flag = False
     """Start later blocks from zeros as PILOT does: their first gradient is some 1e12 times too large."""
-    reset_sigma: bool = False
+    reset_sigma: Flag = False
     """Set the head's scale to 1 at every task, as the authors' code does."""
 
 

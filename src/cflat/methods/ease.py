@@ -9,13 +9,13 @@ and all others together with alpha.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from cflat._settings import Flag, NotNegative, settings_class
 from cflat.data import Batch, Task
 from cflat.methods._adapted import AdaptedClassifier, AdapterConfig
 from cflat.methods._base import Extract, Loss, Method, StreamInfo
@@ -29,17 +29,17 @@ from cflat.nn.vit import embed
 __all__ = ["EASE", "EASEConfig", "block_weights", "complete_", "reweighted_cosines"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class EASEConfig(AdapterConfig):
     """Settings of EASE."""
 
-    alpha: float = 0.1
+    alpha: NotNegative = 0.1
     """Weight that the blocks of other tasks share in a class's score; at least 0."""
-    use_init_ptm: bool = False
+    use_init_ptm: Flag = False
     """Give the plain pretrained network a block of its own."""
-    beta: float = 1.0
+    beta: NotNegative = 1.0
     """Weight of that block; at least 0."""
-    recalc_sim: bool = True
+    recalc_sim: Flag = True
     """Complete all blocks anew after each task, from all classes with true means; False completes the newest only."""
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from torch import Tensor, nn
 from torch.nn import functional
 
+from cflat._settings import settings_class
 from cflat.data import Batch, Task
 from cflat.methods._base import Loss, Method, StreamInfo
 from cflat.methods._catalog import register_method
@@ -17,7 +17,7 @@ from cflat.nn.classifier import Classifier
 __all__ = ["Finetune", "FinetuneConfig"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class FinetuneConfig:
     """Settings of finetune."""
 

@@ -6,11 +6,10 @@ and the distillation term carries no factor T^2.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from torch import Tensor, nn
 from torch.nn import functional
 
+from cflat._settings import Positive, settings_class
 from cflat.data import Batch, Task
 from cflat.methods._base import Extract, Loss, StreamInfo
 from cflat.methods._catalog import register_method
@@ -23,11 +22,11 @@ from cflat.nn.surgery import frozen_copy
 __all__ = ["ICaRL", "ICaRLConfig", "distillation"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class ICaRLConfig(MemoryConfig):
     """Settings of iCaRL."""
 
-    temperature: float = 2.0
+    temperature: Positive = 2.0
     """Softens old and new logits before they are compared; above 0."""
 
 

@@ -7,11 +7,11 @@ test time too, where batches sorted by class then reveal the task; the headline 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from torch import Tensor
 
+from cflat._settings import Count, settings_class
 from cflat.methods._base import StreamInfo
 from cflat.methods._catalog import register_method
 from cflat.methods._prompting import PromptConfig, PromptedViT, PromptMethod
@@ -22,11 +22,11 @@ from cflat.nn.prompts import PromptPool
 __all__ = ["L2P", "L2PConfig"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class L2PConfig(PromptConfig):
     """Settings of L2P."""
 
-    top_k: int = 5
+    top_k: Count = 5
     """Prompts that each image uses; from 1 to pool_size."""
     training_selection: Literal["batchwise", "instancewise"] = "batchwise"
     """In training, images use the prompts that most of their batch want, as in public code, or their own."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from cflat._settings import Flag, NotNegative, settings_class
 from cflat.data import Batch, Task
 from cflat.methods._base import Extract, Loss, StreamInfo
 from cflat.methods._catalog import register_method
@@ -21,15 +21,15 @@ from cflat.nn.surgery import freeze, split_backbone, unfreeze
 __all__ = ["MEMO", "MEMOConfig", "align_weights_"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class MEMOConfig(MemoryConfig):
     """Settings of MEMO."""
 
-    auxiliary_weight: float = 1.0
+    auxiliary_weight: NotNegative = 1.0
     """Weight of the auxiliary classifier that tells new classes apart and from all old ones; at least 0."""
-    train_base: bool | None = None
+    train_base: Flag | None = None
     """Whether the shared blocks go on learning after the first task; None: yes for ResNets, no for ViTs."""
-    align: bool = True
+    align: Flag = True
     """Scale the new classes' weights to the norm of the old ones after each task."""
     specialised_init: Literal["backbone", "random"] = "backbone"
     """The first specialised stage starts from the backbone's own, or at random, as a ViT in PILOT does."""

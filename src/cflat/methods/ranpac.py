@@ -7,12 +7,12 @@ The first task trains adapters under a cosine head. After that, and in every lat
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from cflat._settings import Count, Flag, settings_class
 from cflat.data import Batch, Task
 from cflat.methods._adapted import AdapterConfig, FirstTaskAdapted
 from cflat.methods._base import Extract, Phase, StreamInfo
@@ -23,17 +23,17 @@ from cflat.nn.ridge import RidgeHead
 __all__ = ["RanPAC", "RanPACConfig"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class RanPACConfig(AdapterConfig):
     """Settings of RanPAC."""
 
-    num_projections: int | None = None
+    num_projections: Count | None = None
     """Random features M; at least 1. None: 10,000, or 16 for each feature of a small network."""
     scoring: Literal["linear", "cosine"] = "linear"
     """Regression scores as the authors have them, or cosines with the rows of the solution as PILOT does."""
-    adapt: bool = True
+    adapt: Flag = True
     """Train adapters in the first task; without, the pretrained features are used as they are."""
-    double: bool = False
+    double: Flag = False
     """Sum and solve in double precision: twice the memory, for features that single precision cannot separate."""
 
     def make_head(self, feature_dim: int) -> RidgeHead:

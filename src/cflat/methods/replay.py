@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from torch import Tensor, nn
 from torch.nn import functional
 
+from cflat._settings import settings_class
 from cflat.data import Batch, Task
 from cflat.methods._base import Extract, Loss, StreamInfo
 from cflat.methods._catalog import register_method
@@ -17,7 +16,7 @@ from cflat.nn.classifier import Classifier
 __all__ = ["Replay", "ReplayConfig"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class ReplayConfig(MemoryConfig):
     """Settings of replay."""
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
+from cflat._settings import settings_class
 from cflat.data import Batch, Task
 from cflat.methods._base import Extract, Method, Phase, StreamInfo
 from cflat.methods._catalog import register_method
@@ -17,7 +16,7 @@ from cflat.nn.surgery import freeze
 __all__ = ["SimpleCIL", "SimpleCILConfig"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class SimpleCILConfig:
     """SimpleCIL has no settings."""
 

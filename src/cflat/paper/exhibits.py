@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from cflat._errors import ConfigError
 from cflat._registry import suggest
+from cflat._settings import CountOrZero, settings_class
 from cflat.config.commands import flatten
 from cflat.config.documents import merge, read_document
 from cflat.config.validation import parse_section, quote, require_mapping
@@ -34,7 +35,7 @@ class Published:
     std: float = math.nan
 
 
-@dataclass(frozen=True)
+@settings_class
 class Column:
     """A group of numbers that come from the same runs, such as one dataset."""
 
@@ -50,7 +51,7 @@ class Column:
         return self.titles[index] if self.titles else metric_title(self.metrics[index])
 
 
-@dataclass(frozen=True)
+@settings_class
 class Line:
     """One line of a table."""
 
@@ -67,7 +68,7 @@ class Line:
         return None if value is None else _parse_number(value)
 
 
-@dataclass(frozen=True)
+@settings_class
 class Drawing:
     """How a table becomes a picture; by default the gains over the first line of each group."""
 
@@ -75,11 +76,11 @@ class Drawing:
     """Key of a setting: numbers are drawn over it."""
     by: str | None = None
     """Key of a setting with a curve for each of its values."""
-    stages: int = 0
+    stages: CountOrZero = 0
     """How many of the first metrics are accuracies after one task more each: they are drawn as curves."""
 
 
-@dataclass(frozen=True)
+@settings_class
 class Exhibit:
     """A table or figure of the paper."""
 
@@ -92,7 +93,7 @@ class Exhibit:
     """What all runs share."""
     scales: dict[str, Any] = field(default_factory=dict)
     """Further settings at some scales."""
-    seeds: tuple[int, ...] = (0,)
+    seeds: tuple[CountOrZero, ...] = (0,)
     repeat: Literal["seed", "order"] = "seed"
     """What a further seed changes: the random numbers of a run, or the class order as well."""
     columns: tuple[Column, ...] = ()

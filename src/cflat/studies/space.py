@@ -12,12 +12,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 from zlib import crc32
 
 import numpy as np
+from pydantic import Field
 
 from cflat._errors import ConfigError
+from cflat._settings import Count, CountOrZero, Number, settings_class
 from cflat.config.choices import own_settings, require_shared_settings
 from cflat.config.documents import CHOICES, Layer, merge, nested, read_document
 from cflat.config.validation import parse_section, quote, require_mapping
@@ -34,12 +36,12 @@ Settings: TypeAlias = "dict[str, Any]"
 """One combination: values by dotted key."""
 
 
-@dataclass(frozen=True)
+@settings_class
 class Interval:
     """A range that numbers are drawn from."""
 
-    low: float = 0.0
-    high: float = 1.0
+    low: Number = 0.0
+    high: Number = 1.0
     scale: Literal["linear", "log"] = "linear"
     """log draws uniformly between the logarithms."""
 
@@ -52,16 +54,16 @@ class Interval:
         return min(max(float(f"{exact:.{DRAWN_DIGITS}g}"), self.low), self.high)
 
 
-@dataclass(frozen=True)
+@settings_class
 class _File:
     """The keys of a sweep file."""
 
     name: str | None = None
     base: dict[str, Any] = field(default_factory=dict)
     axes: dict[str, Any] = field(default_factory=dict)
-    seeds: tuple[int, ...] = (0,)
-    sample: int | None = None
-    sample_seed: int = 0
+    seeds: tuple[CountOrZero, ...] = (0,)
+    sample: Annotated[Count, Field(le=10_000)] | None = None
+    sample_seed: CountOrZero = 0
 
 
 @dataclass(frozen=True)

@@ -2,73 +2,84 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field
+
+from cflat._settings import Count, CountOrZero, Flag, Fraction, NotNegative, Positive, settings_class
 
 __all__ = ["BaseSettings", "RuntimeSettings", "TrainSettings"]
 
+Machines = Annotated[Count, Field(le=4096)]
+"""Devices, hosts or threads: no machine of today has more."""
 
-@dataclass(frozen=True, kw_only=True)
+
+def _as_text(value: object) -> object:
+    """Let a file say 16 without quotes."""
+    return str(value) if type(value) is int else value
+
+
+@settings_class
 class BaseSettings:
     """The torch optimizer that applies the direction, and its learning rate over a task."""
 
     name: Literal["sgd", "adam", "adamw"] = "sgd"
     """Torch optimizer."""
-    lr: float = 0.1
+    lr: Positive = 0.1
     """Learning rate at the start of each task; above 0."""
-    first_lr: float | None = None
+    first_lr: Positive | None = None
     """Learning rate of the first task, if it differs."""
-    momentum: float = 0.9
+    momentum: Fraction = 0.9
     """Momentum of SGD, in [0, 1); ignored by Adam."""
-    weight_decay: float = 0.0
+    weight_decay: NotNegative = 0.0
     """Weight decay; at least 0."""
-    first_weight_decay: float | None = None
+    first_weight_decay: NotNegative | None = None
     """Weight decay of the first task, if it differs."""
     schedule: Literal["constant", "cosine", "multistep"] = "constant"
     """How the learning rate changes over the epochs of a task."""
-    milestones: tuple[int, ...] = ()
+    milestones: tuple[Count, ...] = ()
     """Epochs after which a multistep schedule multiplies the learning rate by gamma."""
-    gamma: float = 0.1
+    gamma: Annotated[Positive, Field(le=1)] = 0.1
     """Factor of a multistep schedule; in (0, 1]."""
-    warmup_epochs: int = 0
+    warmup_epochs: CountOrZero = 0
     """Epochs over which the learning rate rises linearly to its value; at least 0."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class TrainSettings:
     """How long and in which portions a task is trained."""
 
-    epochs: int = 20
+    epochs: CountOrZero = 20
     """Epochs per task; at least 0."""
-    first_epochs: int | None = None
+    first_epochs: CountOrZero | None = None
     """Epochs of the first task, if they differ."""
-    batch_size: int = 32
+    batch_size: Count = 32
     """Images per step and device; at least 1."""
-    eval_batch_size: int | None = None
+    eval_batch_size: Count | None = None
     """Images per batch at test time; None takes batch_size."""
-    clip_norm: float | None = None
+    clip_norm: Positive | None = None
     """Clip the direction to this global norm; above 0."""
-    checkpoint_minutes: float = 10.0
+    checkpoint_minutes: NotNegative = 10.0
     """Minutes between checkpoints within a task, besides one at every task; 0 saves at every step."""
-    check_purity: bool = False
+    check_purity: Flag = False
     """Verify on the first batch of every phase that the loss is pure: equal gradients twice, nothing changed."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class RuntimeSettings:
     """Where a run takes place."""
 
     accelerator: str = "auto"
     """cpu, cuda, mps or auto."""
-    devices: int = 1
+    devices: Machines = 1
     """Devices per host; more than one trains with DistributedDataParallel."""
-    num_nodes: int = 1
+    num_nodes: Machines = 1
     """Hosts."""
     strategy: str = "auto"
     """auto, ddp, ddp_find_unused_parameters_true: how several devices share the work."""
-    precision: Literal["32", "bf16", "16"] = "32"
+    precision: Annotated[Literal["32", "bf16", "16"], BeforeValidator(_as_text)] = "32"
     """32: full precision; bf16, 16: mixed precision of the forward pass, 16 with loss scaling."""
-    threads: int | None = None
+    threads: Machines | None = None
     """CPU threads of torch; None leaves torch's choice."""
-    prefetch: int = 0
+    prefetch: Annotated[CountOrZero, Field(le=4096)] = 0
     """Batches to prepare ahead on a thread."""
