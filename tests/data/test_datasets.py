@@ -90,7 +90,7 @@ def test_embedded_data_needs_no_place_and_other_data_says_where_it_should_be(tmp
 
 def test_the_catalogue_is_complete():
     specs = {spec.name: spec for spec in list_datasets()}
-    expected = "cifar100 cub200 digits domainnet domains folder imagenet_r npz objectnet rotated_digits"
+    expected = "cifar100 cub200 digits domainnet domains features folder imagenet_r npz objectnet rotated_digits"
     assert " ".join(specs) == expected
     assert all(spec.title and spec.layout and spec.licence for spec in specs.values())
     assert specs["imagenet_r"].split == (20, 20)

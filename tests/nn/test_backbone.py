@@ -19,6 +19,9 @@ SHAPES = [
     ("resnet34_cifar", 32, 512, "resnet"),
     ("resnet32", 32, 64, "resnet"),
     ("small_cnn", 8, 64, "other"),
+    ("mlp", 8, 256, "other"),
+    ("mlp", 1, 256, "other"),
+    ("identity", 1, 3, "other"),
     ("vit_tiny", 32, 192, "vit"),
     ("vit_smoke", 8, 64, "vit"),
     ("vit-smoke", 28, 64, "vit"),
@@ -90,6 +93,13 @@ def test_random_vits_warn_and_others_do_not(caplog: pytest.LogCaptureFixture) ->
     assert "random weights" in caplog.text
 
 
+def test_an_mlp_has_the_chosen_layers_and_nothing_else() -> None:
+    backbone = create_backbone("mlp", num_channels=192, image_size=1, width=32, depth=3)
+    assert backbone(torch.rand(2, 192)).shape == (2, 32)
+    assert sum(p.numel() for p in backbone.parameters()) == (192 + 1) * 32 + 2 * (32 + 1) * 32
+    assert not list(backbone.buffers())
+
+
 def test_every_listed_name_has_a_description() -> None:
     names = list_backbones()
     assert {"resnet18", "resnet34_cifar", "resnet32", "vit_large", "vit_smoke", "small_cnn"} <= names.keys()
@@ -106,6 +116,8 @@ def test_every_listed_name_has_a_description() -> None:
         ("vit_smoke", {"image_size": 3}, "image_size must be at least 4, got 3"),
         ("resnet32", {"weights": "timm"}, "resnet32 has no published weights"),
         ("resnet32", {"drop_path_rate": 0.1}, "drop_path_rate must be at most 0, got 0.1"),
+        ("resnet32", {"width": 8}, "width can be chosen for mlp only; resnet32 has its own"),
+        ("mlp", {"depth": 0}, "depth must be a whole number and at least 1, got 0"),
         ("resnet32", {"num_channels": 0}, "num_channels must be"),
     ],
 )
