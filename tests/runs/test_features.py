@@ -112,7 +112,7 @@ def test_class_means_of_vectors_need_no_network(vectors: Path) -> None:
         (["method=replay", "backbone.inputs=cifar"], "neither cropped nor resized"),
         (["method=replay", "preset=paper"], "made for photographs"),
         (["method=l2p"], "runs on vit backbones"),
-        (["method=replay", "backbone.depth=0"], "backbone.depth must be a whole number and at least 1"),
+        (["method=replay", "backbone.depth=0"], "backbone.depth must be at least 1, got 0"),
     ],
 )
 def test_what_vectors_cannot_do_is_said(vectors: Path, overrides: list[str], message: str) -> None:
