@@ -135,11 +135,13 @@ class BarProgress(Observer):
 
 def describe_task(record: dict[str, Any], num_tasks: int) -> str:
     """Return one line about a finished task: all scores, speed and evaluations."""
-    scores = ", ".join(
-        f"{name} {percent(value['stage_accuracy'])} %"
-        for name, value in record.items()
+    found = [
+        (f"{label}{name}", value["stage_accuracy"])
+        for label, part in (("", record), ("validation ", record.get("validation", {})))
+        for name, value in part.items()
         if isinstance(value, dict) and "stage_accuracy" in value
-    )
+    ]
+    scores = ", ".join(f"{name} {percent(accuracy)} %" for name, accuracy in found)
     return (
         f"task {record['task'] + 1}/{num_tasks} ({record['name']}): {scores}; "
         f"{record['images_per_second']:.0f} img/s, {record['evaluations_per_step']:.2f} eval/step"

@@ -134,12 +134,16 @@ def _show(summary: RunSummary, folder: Path) -> None:
     from cflat.metrics import METRICS
 
     rows = [
-        [name, *(percent(getattr(matrix, metric)) for metric in METRICS)] for name, matrix in summary.accuracy.items()
+        [split, name, *(percent(getattr(matrix, metric)) for metric in METRICS)]
+        for split, matrices in (("test", summary.accuracy), ("validation", summary.validation))
+        for name, matrix in matrices.items()
+        if matrix.num_stages
     ]
     out = console()
     config = summary.config
     title = f"{config.method.name} on {config.data.name} with {config.optimizer.name}, seed {config.seed} (percent)"
-    out.print(table(title, ["score", *(metric.title for metric in METRICS.values())], rows))
+    columns = ["images", "score", *(metric.title for metric in METRICS.values())]
+    out.print(table(title, columns, rows, num_text=2))
     for metric in METRICS.values():
         out.print(f"  {metric.title}: {metric.definition}")
     out.print(
@@ -163,10 +167,14 @@ def _show_plan(config: RunConfig, folder: Path, as_json: bool) -> None:
         return
     print(config.to_yaml())
     rows: list[list[str]] = [
-        [str(task.index), task.name, str(task.train_images), str(task.test_images), str(task.steps)]
+        [
+            str(task.index),
+            task.name,
+            *map(str, (task.train_images, task.validation_images, task.test_images, task.steps)),
+        ]
         for task in plan.tasks
     ]
-    columns = ["task", "name", "train images", "test images", "steps"]
+    columns = ["task", "name", "train images", "validation images", "test images", "steps"]
     console().print(table("", columns, rows, num_text=2))
     print(f"{plan.steps} steps without exemplars, {plan.evaluations} evaluations per step; run directory {folder}")
     next_command("the same without --dry-run")

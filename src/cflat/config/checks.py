@@ -38,6 +38,7 @@ def check_together(
     _check_backbone(method, backbone)
     _check_vectors(backbone, spec)
     _check_stream(method, stream, spec)
+    _check_validation(data)
     _check_memory(method, spec)
     _check_base(base)
     _check_runtime(runtime)
@@ -118,6 +119,12 @@ def _check_stream(method: Choice, stream: StreamSettings, spec: DatasetSpec) -> 
         raise ConfigError(
             f"stream.initial must be at most {spec.num_classes}, the classes of {spec.name}, got {stream.initial}."
         )
+
+
+def _check_validation(data: DataSettings) -> None:
+    if data.validation == 0 and (data.evaluate == "validation" or data.validation_per_class is not None):
+        key = "evaluate=validation" if data.evaluate == "validation" else "validation_per_class"
+        raise ConfigError(f"data.{key} needs images that are kept aside; set data.validation, for example to 0.2.")
 
 
 def _check_memory(method: Choice, spec: DatasetSpec) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -44,8 +44,16 @@ class DataSettings:
     """Keep so many training images of each class (and domain)."""
     test_per_class: Count | None = None
     """Keep so many test images of each class (and domain)."""
+    validation: Fraction = 0.0
+    """Share of the training images of each class (and domain) kept aside to choose settings by; in [0, 1)."""
+    validation_per_class: Count | None = None
+    """Keep so many of those of each class (and domain)."""
+    evaluate: Literal["all", "test", "validation"] = "all"
+    """Images to measure accuracy on; validation never looks at a test image, all is test, and validation if any."""
+    label_noise: Fraction = 0.0
+    """Share of each class's training labels replaced by another class of the task; in [0, 1)."""
     subsample_seed: CountOrZero = 0
-    """Seed of that choice."""
+    """Seed of these choices."""
     short_side: Pixels | None = None
     """Shrink image files to this shorter side when they are decoded; saves memory and time."""
 

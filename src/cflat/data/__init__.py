@@ -7,9 +7,10 @@ from cflat.data.dataset import Dataset
 from cflat.data.images import ImageSet
 from cflat.data.loader import BatchLoader
 from cflat.data.memory import ExemplarMemory, herding
+from cflat.data.noise import with_label_noise
 from cflat.data.outline import Outline
 from cflat.data.presets import PRESETS, eval_transform, train_transform
-from cflat.data.stream import Stream, Task, build_stream, class_order
+from cflat.data.stream import Split, Stream, Task, build_stream, class_order
 from cflat.data.transforms import Transform
 from cflat.data.vectors import vector_size
 
@@ -25,6 +26,7 @@ __all__ = [
     "ExemplarMemory",
     "ImageSet",
     "Outline",
+    "Split",
     "Stream",
     "Task",
     "Transform",
@@ -40,4 +42,5 @@ __all__ = [
     "register_dataset",
     "train_transform",
     "vector_size",
+    "with_label_noise",
 ]

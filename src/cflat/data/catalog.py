@@ -137,6 +137,8 @@ def load_dataset(
     *,
     train_per_class: int | None = None,
     test_per_class: int | None = None,
+    validation: float = 0.0,
+    validation_per_class: int | None = None,
     seed: int = 0,
     short_side: int | None = None,
     cache_bytes: int = DEFAULT_CACHE_BYTES,
@@ -148,7 +150,10 @@ def load_dataset(
         root: Folder that holds the datasets; by default ``$CFLAT_DATA``. Not used by names with a path.
         train_per_class: Keep so many training images of each class, and of each class and domain.
         test_per_class: The same for test images.
-        seed: Seed of that choice.
+        validation: Share of the training images of each class (and domain) to keep aside; it is cut from all of
+            them, before ``train_per_class`` chooses among the others.
+        validation_per_class: Keep so many of those.
+        seed: Seed of these choices.
         short_side: Shrink image files to this shorter side when they are decoded; ``None`` keeps their size.
         cache_bytes: Memory for decoded image files, train and test together.
 
@@ -157,7 +162,9 @@ def load_dataset(
         DataError: If files are missing, broken or inconsistent; the message says which.
     """
     dataset = read_dataset(name, root, refuse, short_side=short_side, cache_bytes=cache_bytes)
-    return dataset.subsample(train_per_class, test_per_class, seed)
+    return dataset.hold_out(validation, seed).subsample(
+        train_per_class, test_per_class, seed, validation_per_class=validation_per_class
+    )
 
 
 def locate_dataset(name: str, root: str | Path | None = None) -> Path | None:

@@ -13,10 +13,13 @@ from cflat._errors import DataError, check
 from cflat.data.images import ImageSet
 from cflat.data.pixels import Indices
 
-__all__ = ["Dataset", "Report", "count_labels", "image_groups", "refuse", "subsample", "validate_dataset"]
+__all__ = ["Dataset", "Report", "count_labels", "image_groups", "refuse", "share_of", "subsample", "validate_dataset"]
 
 Report: TypeAlias = Callable[[str], None]
 """Receives each problem that is found: `refuse` stops at the first, ``list.append`` collects them all."""
+
+_HELD_OUT = 3
+"""Key of the validation images; 0 to 2 are those of the subsamples."""
 
 
 def refuse(problem: str) -> None:
@@ -36,19 +39,60 @@ class Dataset:
     """Names of the domains that ``train.domains`` and ``test.domains`` index."""
     split: tuple[int, int] | None = None
     """Usual (initial, increment) of a class-incremental stream."""
+    validation: ImageSet | None = None
+    """Training images kept aside to choose settings by; no longer in ``train``."""
 
     @property
     def num_classes(self) -> int:
         """Number of classes, over all domains."""
         return len(self.class_names)
 
-    def subsample(self, train_per_class: int | None, test_per_class: int | None, seed: int = 0) -> Dataset:
-        """Keep at most so many images of each class (and domain) in either split."""
+    def subsample(
+        self,
+        train_per_class: int | None,
+        test_per_class: int | None,
+        seed: int = 0,
+        *,
+        validation_per_class: int | None = None,
+    ) -> Dataset:
+        """Keep at most so many images of each class (and domain) in each split."""
+        validation = self.validation
+        if validation is not None:
+            validation = subsample(validation, validation_per_class, (seed, 2), "validation_per_class")
         return replace(
             self,
             train=subsample(self.train, train_per_class, (seed, 0), "train_per_class"),
             test=subsample(self.test, test_per_class, (seed, 1), "test_per_class"),
+            validation=validation,
         )
+
+    def hold_out(self, share: float, seed: int = 0) -> Dataset:
+        """Move a share of the training images of each class (and domain) to ``validation``.
+
+        At least one image of each group is moved and at least one stays; a group of one image stays whole. A share of 0
+        moves nothing.
+        """
+        check("validation", share, at_least=0, below=1)
+        if share == 0:
+            return self
+        held = [
+            np.random.default_rng((seed, _HELD_OUT, label, domain + 1)).permutation(positions)[
+                : share_of(share, len(positions))
+            ]
+            for (label, domain), positions in image_groups(self.train).items()
+        ]
+        is_held = np.zeros(len(self.train), dtype=bool)
+        is_held[np.concatenate(held)] = True
+        return replace(self, train=self.train.select(~is_held), validation=self.train.select(is_held))
+
+
+def share_of(share: float, count: int) -> int:
+    """Return how many of ``count`` images a share above 0 is: at least one, and never all.
+
+    >>> [share_of(0.2, count) for count in (1, 2, 10, 13)]
+    [0, 1, 2, 3]
+    """
+    return min(count - 1, max(1, int(share * count + 0.5)))
 
 
 def image_groups(images: ImageSet) -> dict[tuple[int, int], Indices]:

@@ -21,17 +21,19 @@ from cflat.data.dataset import Dataset, image_groups, validate_dataset
 from cflat.data.images import ImageSet
 from cflat.data.pixels import Indices
 
-__all__ = ["DomainLabels", "Scenario", "Stream", "Task", "build_stream", "class_order", "task_sizes"]
+__all__ = ["DomainLabels", "Scenario", "Split", "Stream", "Task", "build_stream", "class_order", "task_sizes"]
 
 Scenario: TypeAlias = Literal["class", "task", "domain"]
 DomainLabels: TypeAlias = Literal["shared", "growing"]
+Split: TypeAlias = Literal["test", "validation"]
+"""Images that accuracy is measured on."""
 
 DEFAULT_NUM_TASKS = 5
 
 
 @dataclass(frozen=True)
 class Task:
-    """One step of a stream: the images to learn from, and the test images that belong to them."""
+    """One step of a stream: the images to learn from, and those to test or validate what was learned."""
 
     index: int
     name: str
@@ -40,6 +42,19 @@ class Task:
     train: ImageSet
     test: ImageSet
     """Test images of this task alone; `Stream.seen_test` pools them."""
+    validation: ImageSet | None = None
+    """Images to choose settings by, cut from the training images; None if none were kept aside."""
+
+    def images(self, split: Split) -> ImageSet:
+        """Return the images that a split of this task is measured on.
+
+        Raises:
+            ValueError: If there are no validation images.
+        """
+        chosen = self.test if split == "test" else self.validation
+        if chosen is None:
+            raise ValueError("The stream has no validation images; keep some aside with validation=0.2.")
+        return chosen
 
     @property
     def num_classes(self) -> int:
@@ -92,7 +107,7 @@ class Stream:
         digest.update(repr(header).encode(errors="surrogateescape"))
         for task in self.tasks:
             digest.update(repr((task.index, task.name, task.classes)).encode(errors="surrogateescape"))
-            for images in (task.train, task.test):
+            for images in (task.train, task.test, *([] if task.validation is None else [task.validation])):
                 digest.update(images.rows.astype("<i8").tobytes())
                 digest.update(images.labels.astype("<i8").tobytes())
         for images in (self.tasks[0].train, self.tasks[0].test):
@@ -159,7 +174,7 @@ def build_stream(
         raise ValueError(f"Unknown scenario {scenario!r}.{suggest(str(scenario), known)} Known: {', '.join(known)}.")
     validate_dataset(dataset)
     if scenario == "domain":
-        return _domain_stream(dataset, labels, domain_order, task_order_seed)
+        return _require_validation(dataset, _domain_stream(dataset, labels, domain_order, task_order_seed))
     usual = dataset.split or _even_split(dataset.num_classes)
     sizes = task_sizes(
         dataset.num_classes,
@@ -167,7 +182,8 @@ def build_stream(
         usual[1] if increment is None else increment,
     )
     groups = np.split(class_order(dataset.num_classes, order_seed), np.cumsum(sizes)[:-1])
-    return _class_stream(dataset, scenario, [groups[i] for i in class_order(len(groups), task_order_seed)])
+    order = [groups[i] for i in class_order(len(groups), task_order_seed)]
+    return _require_validation(dataset, _class_stream(dataset, scenario, order))
 
 
 def _even_split(num_classes: int) -> tuple[int, int]:
@@ -179,10 +195,20 @@ def _class_stream(dataset: Dataset, scenario: Scenario, groups: list[Indices]) -
     order = np.concatenate(groups)
     train = dataset.train.with_labels(np.argsort(order)[dataset.train.labels])
     test = dataset.test.with_labels(np.argsort(order)[dataset.test.labels])
+    validation = dataset.validation
+    if validation is not None:
+        validation = validation.with_labels(np.argsort(order)[validation.labels])
     stops = np.cumsum([len(group) for group in groups]).tolist()
     ranges = [range(stop - len(group), stop) for stop, group in zip(stops, groups, strict=True)]
     tasks = [
-        Task(i, f"classes {r.start}-{r.stop - 1}", r, train.of_classes(r), test.of_classes(r))
+        Task(
+            i,
+            f"classes {r.start}-{r.stop - 1}",
+            r,
+            train.of_classes(r),
+            test.of_classes(r),
+            None if validation is None else validation.of_classes(r),
+        )
         for i, r in enumerate(ranges)
     ]
     names = tuple(dataset.class_names[label] for label in order)
@@ -205,12 +231,24 @@ def _domain_stream(
         if len(train) == 0 or len(test) == 0:
             split = "test" if len(train) else "train"
             raise DataError(f"Domain {name!r} of dataset {dataset.name!r} has no {split} images.")
-        tasks.append(Task(index, name, range(offset, offset + count), train, test))
+        validation = None if dataset.validation is None else _of_domain(dataset.validation, domain, offset)
+        tasks.append(Task(index, name, range(offset, offset + count), train, test, validation))
     if not growing:
         return Stream("domain", tuple(tasks), count, dataset.class_names)
     _require_every_class(dataset, tasks)
     names = tuple(f"{task.name}/{name}" for task in tasks for name in dataset.class_names)
     return Stream("domain", tuple(tasks), len(names), names, label_modulus=count)
+
+
+def _require_validation(dataset: Dataset, stream: Stream) -> Stream:
+    """Return the stream, unless images were kept aside but some task has none of them."""
+    for task in stream.tasks if dataset.validation is not None else ():
+        if task.validation is None or len(task.validation) == 0:
+            raise DataError(
+                f"Task {task.name!r} of dataset {dataset.name!r} has no validation image: none of its classes has two"
+                " training images; add images, or do without validation."
+            )
+    return stream
 
 
 def _ordered_domains(dataset: Dataset, wanted: Sequence[str] | None) -> list[tuple[int, str]]:

@@ -134,7 +134,8 @@ def _history(folder: RunFolder, name: str) -> tuple[tuple[float, ...], Timeline 
 
 
 def _stage_accuracy(record: Mapping[str, Any]) -> float:
-    scores = [value for value in record.values() if isinstance(value, dict) and "stage_accuracy" in value]
+    parts = (record, record.get("validation", {}))  # those on test images first, if there are any
+    scores = [v for part in parts for v in part.values() if isinstance(v, dict) and "stage_accuracy" in v]
     return _number(scores[0]["stage_accuracy"])
 
 

@@ -11,7 +11,7 @@ import json
 import os
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from cflat._errors import CFlatError, DataError
 from cflat._files import plain_values, write_json
 from cflat.config.documents import read_document
 from cflat.config.run_config import RunConfig, parse_config
-from cflat.data import Outline
+from cflat.data import Outline, Split
 from cflat.metrics import METRICS, AccuracyMatrix
 from cflat.train import Observer, RunResult
 
@@ -42,24 +42,45 @@ class RunSummary:
 
     config: RunConfig
     accuracy: dict[str, AccuracyMatrix]
-    """By score, the headline first."""
+    """On test images, by score, the headline first; without stages if no test image was looked at."""
     cost: dict[str, Any]
     seconds: float
     """Wall time of the run, over all restarts."""
     num_classes: int
+    validation: dict[str, AccuracyMatrix] = field(default_factory=dict)
+    """On validation images, by score; empty if there are none."""
+
+    @property
+    def split(self) -> Split:
+        """The images that `headline` speaks of: test images, unless the run never looked at them."""
+        is_tested = next(iter(self.accuracy.values())).num_stages > 0 or not self.validation
+        return "test" if is_tested else "validation"
 
     @property
     def headline(self) -> AccuracyMatrix:
-        """The accuracies of the method's first score."""
-        return next(iter(self.accuracy.values()))
+        """The accuracies of the method's first score, on the images of `split`."""
+        return self.on(self.split)
 
-    def value(self, name: str) -> float:
-        """Return a number by name: one of the metrics of accuracy, or a cost."""
-        return float(getattr(self.headline, name) if name in METRICS else self.cost[name])
+    def on(self, split: Split) -> AccuracyMatrix:
+        """Return the accuracies of the method's first score on the images of a split.
+
+        Raises:
+            DataError: If the run was not measured on them.
+        """
+        matrices = self.accuracy if split == "test" else self.validation
+        if not matrices:
+            raise DataError("This run kept no validation images aside; set data.validation, for example to 0.2.")
+        return next(iter(matrices.values()))
+
+    def value(self, name: str, split: Split | None = None) -> float:
+        """Return a number by name: one of the metrics of accuracy, on the images of a split, or a cost."""
+        if name in METRICS:
+            return float(getattr(self.headline if split is None else self.on(split), name))
+        return float(self.cost[name])
 
     def to_dict(self) -> dict[str, Any]:
         """Return the content of ``summary.json``."""
-        config, headline = self.config, self.headline
+        config, headline = self.config, self.on("test")
         return {
             "method": config.method.name,
             "data": config.data.name,
@@ -67,7 +88,7 @@ class RunSummary:
             "preset": config.preset,
             "seed": config.seed,
             "scenario": config.stream.scenario,
-            **headline.summary(),
+            **_numbers(headline),
             "score": next(iter(self.accuracy)),
             "stage_accuracy": headline.stage_accuracy.tolist(),
             "per_task": headline.per_task.tolist(),
@@ -76,23 +97,48 @@ class RunSummary:
             "seconds": self.seconds,
             "num_tasks": headline.num_tasks,
             "num_classes": self.num_classes,
-            "scores": {name: {**matrix.summary(), **matrix.to_dict()} for name, matrix in self.accuracy.items()},
+            "scores": _scores(self.accuracy),
+            **({"validation": self._validation()} if self.validation else {}),
             "cost": self.cost,
             "definitions": {name: metric.definition for name, metric in METRICS.items()},
+        }
+
+    def _validation(self) -> dict[str, Any]:
+        """Return the accuracies on validation images, under the names that those on test images have."""
+        headline = self.on("validation")
+        return {
+            **_numbers(headline),
+            "stage_accuracy": headline.stage_accuracy.tolist(),
+            "per_task": headline.per_task.tolist(),
+            "accuracy_matrix": headline.accuracy.tolist(),
+            "scores": _scores(self.validation),
         }
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], config: RunConfig) -> RunSummary:
         """Take over what `to_dict` returned."""
-        accuracy = {name: AccuracyMatrix.from_dict(counts) for name, counts in values["scores"].items()}
+        accuracy, validation = (
+            {name: AccuracyMatrix.from_dict(counts) for name, counts in part.get("scores", {}).items()}
+            for part in (values, values.get("validation", {}))
+        )
         if not accuracy:
             raise KeyError("scores")
-        return cls(config, accuracy, dict(values["cost"]), float(values["seconds"]), int(values["num_classes"]))
+        cost, seconds, num_classes = dict(values["cost"]), float(values["seconds"]), int(values["num_classes"])
+        return cls(config, accuracy, cost, seconds, num_classes, validation)
 
     @classmethod
     def of(cls, config: RunConfig, result: RunResult, seconds: float, num_classes: int) -> RunSummary:
         """Return the summary of what the trainer returned."""
-        return cls(config, result.accuracy, result.cost, seconds, num_classes)
+        return cls(config, result.accuracy, result.cost, seconds, num_classes, result.validation)
+
+
+def _scores(accuracy: Mapping[str, AccuracyMatrix]) -> dict[str, Any]:
+    return {name: {**_numbers(matrix), **matrix.to_dict()} for name, matrix in accuracy.items()}
+
+
+def _numbers(matrix: AccuracyMatrix) -> dict[str, float]:
+    """Return all metrics; NaN if nothing was measured."""
+    return matrix.summary() if matrix.num_stages else dict.fromkeys(METRICS, float("nan"))
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ class TaskPlan:
     num_classes: int
     train_images: int
     test_images: int
+    validation_images: int
     steps: int
     """Of all epochs, without exemplars and the method's own phases."""
 
@@ -56,5 +57,7 @@ def plan_run(config: RunConfig) -> RunPlan:
     for task in stream.tasks:
         epochs = train.epochs if task.index else first_epochs
         steps = epochs * math.ceil(len(task.train) / images_per_step)
-        tasks.append(TaskPlan(task.index, task.name, task.num_classes, len(task.train), len(task.test), steps))
+        held_out = 0 if task.validation is None else len(task.validation)
+        counts = (len(task.train), len(task.test), held_out)
+        tasks.append(TaskPlan(task.index, task.name, task.num_classes, *counts, steps))
     return RunPlan(tuple(tasks), get_optimizer_spec(config.optimizer.name).evaluations, stream.fingerprint())

@@ -14,7 +14,17 @@ from cflat._errors import ConfigError, DataError
 from cflat._files import write_atomic
 from cflat.config.run_config import RunConfig
 from cflat.config.settings import BackboneSettings
-from cflat.data import Outline, Stream, build_stream, eval_transform, load_dataset, train_transform, vector_size
+from cflat.data import (
+    Outline,
+    Split,
+    Stream,
+    build_stream,
+    eval_transform,
+    load_dataset,
+    train_transform,
+    vector_size,
+    with_label_noise,
+)
 from cflat.methods import Method, StreamInfo, create_method
 from cflat.nn.backbone import Backbone, create_backbone
 from cflat.runs.environment import describe_environment
@@ -48,6 +58,7 @@ def run(
     out: str | Path | None = None,
     *,
     resume: bool = False,
+    num_tasks: int | None = None,
     observers: Sequence[Observer] = (),
     should_stop: Callable[[], bool] = lambda: False,
 ) -> RunSummary:
@@ -57,6 +68,7 @@ def run(
         config: What to do.
         out: The run directory, absent or empty; None keeps nothing on disk.
         resume: Go on with the run that is in ``out``; a finished one is only read.
+        num_tasks: Come back after so many tasks; ``resume`` goes on from there, and the summary is written at the end.
         observers: Who is told, besides the files.
         should_stop: Asked after every step; True saves the state and raises `TrainingInterrupted`.
 
@@ -86,6 +98,8 @@ def run(
         optimizer=OptimizerChoice(config.optimizer.name, config.optimizer.keywords()),
         inputs=parts.inputs,
         seed=config.seed,
+        splits=evaluated_splits(config),
+        num_tasks=num_tasks,
         observer=Observers(told),
         folder=None if folder is None else folder.path,
         resume=resume,
@@ -93,7 +107,8 @@ def run(
     )
     seconds = 0.0 if log is None else log.seconds
     summary = RunSummary.of(config, result, seconds, parts.stream.num_classes)
-    if folder is not None and runtime.is_main:
+    is_done = num_tasks is None or num_tasks >= parts.stream.num_tasks
+    if folder is not None and runtime.is_main and is_done:
         folder.write(folder.summary_file, summary.to_dict())
     return summary
 
@@ -137,6 +152,8 @@ def make_stream(config: RunConfig) -> Stream:
             data.root,
             train_per_class=data.train_per_class,
             test_per_class=data.test_per_class,
+            validation=data.validation,
+            validation_per_class=data.validation_per_class,
             seed=data.subsample_seed,
             short_side=data.short_side,
         )
@@ -150,9 +167,17 @@ def make_stream(config: RunConfig) -> Stream:
             labels=stream.labels,
             domain_order=stream.domain_order,
         )
-        return built if stream.max_tasks is None else built.first(stream.max_tasks)
+        built = built if stream.max_tasks is None else built.first(stream.max_tasks)
+        return with_label_noise(built, data.label_noise, data.subsample_seed)
     except ValueError as error:
         raise ConfigError(f"stream: {error}") from error
+
+
+def evaluated_splits(config: RunConfig) -> tuple[Split, ...]:
+    """Return the images that a run is measured on."""
+    if config.data.evaluate == "all":
+        return ("test", "validation") if config.data.validation > 0 else ("test",)
+    return (config.data.evaluate,)
 
 
 def check_devices(runtime: RuntimeSettings) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from cflat.data import BatchLoader, ImageSet, Stream, Task, Transform
+from cflat.data import BatchLoader, ImageSet, Split, Stream, Task, Transform
 from cflat.methods import Method
 from cflat.train.runtime import Runtime
 
@@ -41,14 +41,20 @@ class Extractor:
 
 @torch.no_grad()
 def count_correct(
-    method: Method, stream: Stream, task_index: int, transform: Transform, batch_size: int, runtime: Runtime
+    method: Method,
+    stream: Stream,
+    task_index: int,
+    transform: Transform,
+    batch_size: int,
+    runtime: Runtime,
+    split: Split = "test",
 ) -> dict[str, list[int]]:
-    """Return for each score the number of right answers on the test images of every task seen so far."""
+    """Return for each score the number of right answers on the images of a split of every task seen so far."""
     method.eval()
     counts: dict[str, list[int]] = {name: [] for name in method.scores}
     for task in stream.tasks[: task_index + 1]:
         loader = BatchLoader(
-            task.test,
+            task.images(split),
             transform,
             batch_size,
             shuffle=False,

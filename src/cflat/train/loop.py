@@ -7,7 +7,7 @@ a run that was killed anywhere ends with the same bits as one that was not.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from cflat._errors import CFlatError
-from cflat.data import BatchLoader, Stream, Task, Transform
+from cflat.data import BatchLoader, Split, Stream, Task, Transform
 from cflat.methods import Method, Phase
 from cflat.metrics.accuracy import AccuracyMatrix
 from cflat.optim import SharpnessAware, StepOptions, create_optimizer
@@ -61,8 +61,10 @@ class RunResult:
     """What a run has learned and what it cost."""
 
     accuracy: dict[str, AccuracyMatrix]
-    """By score, the headline first."""
+    """On test images, by score, the headline first; without stages if they were not looked at."""
     cost: dict[str, Any]
+    validation: dict[str, AccuracyMatrix] = field(default_factory=dict)
+    """On validation images; empty if they were not looked at."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,8 @@ def run_stream(
     optimizer: OptimizerChoice,
     inputs: Inputs,
     seed: int = 0,
+    splits: Sequence[Split] = ("test",),
+    num_tasks: int | None = None,
     observer: Observer | None = None,
     folder: Path | None = None,
     resume: bool = False,
@@ -101,6 +105,8 @@ def run_stream(
         optimizer: The flatness-aware wrapper.
         inputs: Transforms for training and testing.
         seed: Decides everything random.
+        splits: Images to measure accuracy on; no others are looked at.
+        num_tasks: Come back after so many tasks; ``resume`` goes on from there as if there had been no break.
         observer: Who is told.
         folder: The run directory; checkpoints go below it. None keeps none.
         resume: Go on from the newest checkpoint in ``folder``, if there is one.
@@ -110,17 +116,28 @@ def run_stream(
         TrainingInterrupted: When ``should_stop`` said so.
     """
     run = _Run(
-        method, stream, base, train, runtime, optimizer, inputs, seed, observer or Observer(), folder, should_stop
+        method,
+        stream,
+        base,
+        train,
+        runtime,
+        optimizer,
+        inputs,
+        seed,
+        splits,
+        observer or Observer(),
+        folder,
+        should_stop,
     )
     if resume:
         run.restore()
     run.observer.on_run_start(stream.num_tasks, run.position.task)
-    for task in stream.tasks[run.position.task :]:
+    for task in stream.tasks[run.position.task : num_tasks]:
         run.start_task(task)
         for phase in run.remaining_phases(task):
             run.train_phase(task, phase)
         run.finish_task(task)
-    return RunResult(run.accuracy, run.meter.summary())
+    return run.result()
 
 
 @dataclass
@@ -135,6 +152,7 @@ class _Run:
     choice: OptimizerChoice
     inputs: Inputs
     seed: int
+    splits: Sequence[Split]
     observer: Observer
     folder: Path | None
     should_stop: Callable[[], bool]
@@ -142,14 +160,22 @@ class _Run:
     def __post_init__(self) -> None:
         self.position = _Position()
         self.meter = CostMeter()
-        totals = [len(task.test) for task in self.stream.tasks]
-        self.accuracy = {name: AccuracyMatrix.start(totals) for name in self.method.scores}
+        self.accuracy = {split: self._no_stages(split) for split in self.splits}
         self.eval_batch_size = self.train.eval_batch_size or self.train.batch_size
         self.extract = Extractor(self.method, self.inputs.eval, self.eval_batch_size, self.runtime)
         self.store = CheckpointStore(self.folder / "checkpoints") if self.folder is not None else None
         self.saved_at = time.monotonic()
         self.restored: dict[str, Any] = {}
         self.is_grown = False
+
+    def result(self) -> RunResult:
+        """Return what has been learned so far."""
+        test = self.accuracy.get("test") or self._no_stages("test")
+        return RunResult(test, self.meter.summary(), self.accuracy.get("validation", {}))
+
+    def _no_stages(self, split: Split) -> dict[str, AccuracyMatrix]:
+        totals = [len(task.images(split)) for task in self.stream.tasks]
+        return {name: AccuracyMatrix.start(totals) for name in self.method.scores}
 
     # -- a task -------------------------------------------------------------------------------------------------
 
@@ -232,13 +258,14 @@ class _Run:
         self._seed(_FINISH, task.index)
         self.method.eval()
         self.method.finish_task(task, self.extract)
-        self._seed(_EVALUATE, task.index)
         started = time.perf_counter()
-        counts = count_correct(
-            self.method, self.stream, task.index, self.inputs.eval, self.eval_batch_size, self.runtime
-        )
-        for name, correct in counts.items():
-            self.accuracy[name] = self.accuracy[name].with_stage(correct)
+        for split in self.splits:
+            self._seed(_EVALUATE, task.index)
+            counts = count_correct(
+                self.method, self.stream, task.index, self.inputs.eval, self.eval_batch_size, self.runtime, split
+            )
+            before = self.accuracy[split]
+            self.accuracy[split] = {name: before[name].with_stage(correct) for name, correct in counts.items()}
         self.position, self.is_grown = _Position(task.index + 1), False
         seconds = time.perf_counter() - started
         self.observer.on_task_end(task_record(task, self.accuracy, self.meter.summary(), seconds))
@@ -316,7 +343,11 @@ class _Run:
         self.method.load_state_dict(state["method"])
         self.method.load_extra_state(state["extra"], self.stream.all_train)
         self.method.to(self.runtime.device)
-        self.accuracy = {name: AccuracyMatrix.from_dict(values) for name, values in state["accuracy"].items()}
+        saved: dict[Split, Any] = {"test": state["accuracy"], "validation": state.get("validation")}
+        self.accuracy = {
+            split: {name: AccuracyMatrix.from_dict(values) for name, values in saved[split].items()}
+            for split in self.splits
+        }
         self.meter.load(state["meter"])
         self.observer.load(state["observer"])
         self.restored = state["phase"]
@@ -368,7 +399,8 @@ class _Run:
                 "is_grown": self.is_grown,
                 "method": self.method.state_dict(),
                 "extra": self.method.extra_state(),
-                "accuracy": {name: matrix.to_dict() for name, matrix in self.accuracy.items()},
+                "accuracy": self._counts("test"),
+                "validation": self._counts("validation"),
                 "meter": self.meter.state(),
                 "observer": self.observer.state(),
                 "phase": phase,
@@ -376,3 +408,6 @@ class _Run:
         )
         if path is not None:
             self.observer.on_checkpoint(str(path))
+
+    def _counts(self, split: Split) -> dict[str, Any]:
+        return {name: matrix.to_dict() for name, matrix in self.accuracy.get(split, {}).items()}

@@ -80,6 +80,7 @@ class CostMeter:
         data_seconds = self.warm_data_seconds if is_warm else self.data_seconds
         return {
             "steps": self.steps,
+            "images": self.images,
             "images_per_second": images / step_seconds if step_seconds else 0.0,
             "evaluations": self.evaluations,
             "evaluations_per_step": self.evaluations / self.steps if self.steps else 0.0,

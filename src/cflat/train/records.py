@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from cflat.data import Task
+from cflat.data import Split, Task
 from cflat.metrics.accuracy import AccuracyMatrix
 from cflat.optim import SharpnessAware
 
@@ -34,15 +34,23 @@ def epoch_record(task: int, phase: str, epoch: int, loss: float, optimizer: Shar
 
 
 def task_record(
-    task: Task, accuracy: Mapping[str, AccuracyMatrix], cost: Mapping[str, Any], evaluation_seconds: float
+    task: Task,
+    accuracy: Mapping[Split, Mapping[str, AccuracyMatrix]],
+    cost: Mapping[str, Any],
+    evaluation_seconds: float,
 ) -> dict[str, Any]:
-    """Return the accuracies after a task, by score, and the cost of the run so far."""
+    """Return the accuracies after a task, by score, those on validation images apart, and the cost so far."""
     record: dict[str, Any] = {"event": "task", "task": task.index, "name": task.name}
-    for name, matrix in accuracy.items():
-        record[name] = {
-            "stage_accuracy": float(matrix.stage_accuracy[-1]),
-            "per_task": [float(value) for value in matrix.per_task],
+    for split, matrices in accuracy.items():
+        found = {
+            name: {
+                "stage_accuracy": float(matrix.stage_accuracy[-1]),
+                "per_task": [float(value) for value in matrix.per_task],
+            }
+            for name, matrix in matrices.items()
         }
+        record |= found if split == "test" else {split: found}
+    record |= {name: cost[name] for name in ("steps", "images", "evaluations")}
     record["images_per_second"] = cost["images_per_second"]
     record["evaluations_per_step"] = cost["evaluations_per_step"]
     record["evaluation_seconds"] = evaluation_seconds
