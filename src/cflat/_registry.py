@@ -51,6 +51,10 @@ class Registry(Generic[T]):
                 f"Unknown {self.kind} {name!r}.{suggest(str(name), known)} Known: {', '.join(known)}."
             ) from None
 
+    def get(self, name: str) -> T | None:
+        """Return what has this name, or None."""
+        return self._entries.get(name.replace("-", "_").lower())
+
     def __contains__(self, name: str) -> bool:
         return name.replace("-", "_").lower() in self._entries
 

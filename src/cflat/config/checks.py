@@ -9,15 +9,13 @@ from cflat.config.settings import BackboneSettings, DataSettings, StreamSettings
 from cflat.config.validation import quote
 from cflat.data import PRESETS, DatasetSpec, dataset_spec
 from cflat.methods import get_method_spec
-from cflat.nn.backbone import Family, list_backbones
+from cflat.nn.backbone import Family, get_backbone_spec, list_backbones
 from cflat.train.settings import BaseSettings, RuntimeSettings
 
 __all__ = ["backbone_family", "check_together"]
 
 ACCELERATORS = ("auto", "cpu", "cuda", "mps")
 STRATEGIES = ("auto", "ddp", "ddp_find_unused_parameters_true")
-PATCH_SIZE = 16
-"""Of every listed ViT but the smoke one."""
 VECTOR_BACKBONES = ("mlp", "identity")
 
 
@@ -46,10 +44,8 @@ def check_together(
 
 def backbone_family(name: str) -> Family | None:
     """Return the family of a backbone by its name, or None if only building it would tell."""
-    if name.startswith("timm:"):
-        return None
-    family = name.split("_")[0].rstrip("0123456789")
-    return "vit" if family == "vit" else "resnet" if family == "resnet" else "other"
+    spec = get_backbone_spec(name)
+    return None if spec is None else spec.family
 
 
 def _check_backbone(method: Choice, backbone: BackboneSettings) -> None:
@@ -72,9 +68,9 @@ def _check_backbone(method: Choice, backbone: BackboneSettings) -> None:
             f"method {method.name!r} runs on {' and '.join(families)} backbones, not on {backbone.name!r}; "
             "choose another backbone.name."
         )
-    has_patches = family == "vit" and backbone.name != "vit_smoke"
-    if has_patches and backbone.image_size is not None and backbone.image_size % PATCH_SIZE:
-        raise ConfigError(f"backbone.image_size must be a multiple of {PATCH_SIZE}, got {backbone.image_size}.")
+    spec = get_backbone_spec(backbone.name)
+    if spec is not None and backbone.image_size is not None and backbone.image_size % spec.patch_size:
+        raise ConfigError(f"backbone.image_size must be a multiple of {spec.patch_size}, got {backbone.image_size}.")
 
 
 def _check_vectors(backbone: BackboneSettings, spec: DatasetSpec) -> None:

@@ -31,11 +31,6 @@ PRESETS: dict[str, str] = {
     "smoke": "seconds: a tiny random network, one epoch, a handful of images; checks that everything runs",
 }
 
-OWN_RADIUS = ("asam", "gam", "msam")
-"""Optimizers whose radius is measured otherwise; the paper's values say nothing about them."""
-
-BATCHWISE = ("dualprompt", "l2p")
-"""Methods whose answer to an image can depend on the test batch that it is in."""
 BUDGETS = ("memory_total", "memory_per_class")
 """Two ways of stating an exemplar memory; they exclude each other."""
 
@@ -134,7 +129,7 @@ def _hurry(preset: str, method: MethodSpec) -> Layer:
     """Return what saves time on a small machine: large test batches, unless a method looks at the whole batch."""
     if preset not in ("cpu", "smoke"):
         return {}
-    test = {} if method.name in BATCHWISE else {"eval_batch_size": 128}
+    test = {} if method.is_batchwise else {"eval_batch_size": 128}
     return {**test, "epochs": 1, "first_epochs": None} if preset == "smoke" else test
 
 
@@ -160,7 +155,7 @@ def _radius(chosen: Mapping[str, Any], method: str) -> Layer:
         spec = get_optimizer_spec(name)  # type: ignore[arg-type]
     except ValueError:
         return {}  # parse_config says what is wrong with it
-    if "rho" not in optimizer_settings(spec.name) or spec.name in OWN_RADIUS:
+    if "rho" not in optimizer_settings(spec.name) or spec.has_own_radius:
         return {}
     return {"name": spec.name, "rho": RHO.get(method, USUAL_RHO)}
 
@@ -179,7 +174,7 @@ def radius_of(config: RunConfig) -> float:
     """Return the radius at which C-Flat belongs beside this run: its own, or the method's usual one."""
     own = config.optimizer.keywords().get("rho")
     usual = RHO.get(config.method.name, USUAL_RHO)
-    return usual if own is None or config.optimizer.name in OWN_RADIUS else float(own)
+    return usual if own is None or get_optimizer_spec(config.optimizer.name).has_own_radius else float(own)
 
 
 def _drop_rivals(defaults: Layer, chosen: Any) -> None:

@@ -30,6 +30,8 @@ class MethodSpec:
     """Backbone families that it runs on."""
     is_pretrained: bool
     """Whether it is meant for pretrained weights."""
+    is_batchwise: bool
+    """Whether its answer to an image can depend on the test batch that it is in."""
     paper: str
 
 
@@ -45,14 +47,16 @@ def register_method(
     needs_memory: bool = False,
     families: tuple[str, ...] = ("vit", "resnet", "other"),
     is_pretrained: bool = False,
+    is_batchwise: bool = False,
     paper: str = "",
 ) -> Callable[[C], C]:
     """Enter the decorated class into the table under ``name``; it is made as ``cls(config, backbone, info)``."""
 
     def register(cls: C) -> C:
-        METHODS.add(
-            name, MethodSpec(name, cls, config, summary, scenarios, needs_memory, families, is_pretrained, paper)
+        spec = MethodSpec(
+            name, cls, config, summary, scenarios, needs_memory, families, is_pretrained, is_batchwise, paper
         )
+        METHODS.add(name, spec)
         return cls
 
     return register

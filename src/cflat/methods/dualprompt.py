@@ -43,6 +43,7 @@ class DualPromptConfig(PromptConfig):
     scenarios=("class", "task", "domain"),
     families=("vit",),
     is_pretrained=True,
+    is_batchwise=True,
     paper="DualPrompt: Complementary Prompting for Rehearsal-free Continual Learning (2022)",
 )
 class DualPrompt(PromptMethod):

@@ -39,6 +39,7 @@ class L2PConfig(PromptConfig):
     scenarios=("class", "task", "domain"),
     families=("vit",),
     is_pretrained=True,
+    is_batchwise=True,
     paper="Learning to Prompt for Continual Learning (2022)",
 )
 class L2P(PromptMethod):

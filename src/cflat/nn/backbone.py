@@ -22,7 +22,7 @@ from cflat.nn.small import ResNet32, SmallCNN
 from cflat.nn.vectors import MLP, Identity
 from cflat.nn.weights import load_weights_
 
-__all__ = ["Backbone", "BackboneSpec", "Family", "create_backbone", "list_backbones"]
+__all__ = ["Backbone", "BackboneSpec", "Family", "create_backbone", "get_backbone_spec", "list_backbones"]
 
 logger = logging.getLogger(__name__)
 
@@ -82,6 +82,9 @@ class BackboneSpec:
     """One row of the table of names."""
 
     description: str
+    family: Family = "other"
+    patch_size: int = 1
+    """The image size must be a multiple of it."""
     timm_name: str = ""
     """Name with its tag; empty for networks that are not in timm or have no published weights."""
     build: Callable[..., nn.Module] | None = None
@@ -149,6 +152,11 @@ def create_backbone(
     elif weights is not None and not is_pretrained:
         load_weights_(backbone.model, weights)
     return backbone
+
+
+def get_backbone_spec(name: str) -> BackboneSpec | None:
+    """Return what is known of a backbone before it is built; None for ``timm:NAME`` and for unknown names."""
+    return _BACKBONES.get(name)
 
 
 def list_backbones(pattern: str = "*") -> dict[str, str]:
@@ -249,12 +257,13 @@ _BACKBONES: Registry[BackboneSpec] = Registry("backbone")
 for _depth in (18, 34):
     _BACKBONES.add(
         f"resnet{_depth}",
-        BackboneSpec(f"ResNet-{_depth}, ImageNet stem", timm_name=f"resnet{_depth}.tv_in1k"),
+        BackboneSpec(f"ResNet-{_depth}, ImageNet stem", "resnet", timm_name=f"resnet{_depth}.tv_in1k"),
     )
     _BACKBONES.add(
         f"resnet{_depth}_cifar",
         BackboneSpec(
             f"ResNet-{_depth}, 3x3 stem without pooling for 32x32 images",
+            "resnet",
             build=_cifar_resnet(f"resnet{_depth}"),
             image_size=32,
             mean=_CIFAR_MEAN,
@@ -265,6 +274,7 @@ _BACKBONES.add(
     "resnet32",
     BackboneSpec(
         "CIFAR ResNet-32, 64 features",
+        "resnet",
         build=_convolutional(ResNet32),
         image_size=32,
         mean=_CIFAR_MEAN,
@@ -277,7 +287,7 @@ _BACKBONES.add(
 )
 _BACKBONES.add(
     "vit_smoke",
-    BackboneSpec("tiny random ViT for small images: smoke runs and tests", build=_smoke_vit, image_size=8),
+    BackboneSpec("tiny random ViT for small images: smoke runs and tests", "vit", build=_smoke_vit, image_size=8),
 )
 _BACKBONES.add(
     "mlp",
@@ -303,6 +313,8 @@ for _size in ("tiny", "base", "large"):
             f"vit_{_size}{_suffix}",
             BackboneSpec(
                 f"ViT-{_size.capitalize()}/16; published weights: {_source}",
+                "vit",
+                patch_size=16,
                 timm_name=f"vit_{_size}_patch16_224.{_tag}",
             ),
         )

@@ -18,6 +18,7 @@ __all__ = ["AESAM"]
 
 @register_optimizer(
     "ae_sam",
+    title="AE-SAM",
     summary="SAM when |g|^2 is large for its recent past, else plain",
     evaluations="1 to 2",
     paper="An Adaptive Policy to Employ Sharpness-Aware Minimization (2023)",

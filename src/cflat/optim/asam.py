@@ -18,6 +18,8 @@ __all__ = ["ASAM"]
 
 @register_optimizer(
     "asam",
+    title="ASAM",
+    has_own_radius=True,
     summary="SAM in a neighbourhood scaled by |theta|",
     evaluations="2",
     paper="ASAM: Adaptive Sharpness-Aware Minimization (2021)",

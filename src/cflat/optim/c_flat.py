@@ -21,6 +21,7 @@ __all__ = ["CFlat"]
 
 @register_optimizer(
     "c_flat",
+    title="C-Flat",
     summary="sharpness and first-order flatness, exact",
     evaluations="4",
     paper="Make Continual Learning Stronger via C-Flat (2024)",

@@ -19,6 +19,7 @@ __all__ = ["CFlatPlus"]
 
 @register_optimizer(
     "c_flat_plus",
+    title="C-Flat++",
     summary="C-Flat when |g| exceeds a moving threshold, else plain",
     evaluations="1 to 4",
     paper="C-Flat++ of the INFTY package (2025)",

@@ -62,6 +62,7 @@ _NAMED_RULES = {
 
 @register_optimizer(
     "c_flat_turbo",
+    title="C-Flat Turbo",
     summary="C-Flat with cached directions, growing intervals, adaptive trigger",
     evaluations="1 to 4",
     kept=2,

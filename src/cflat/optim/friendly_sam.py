@@ -17,6 +17,7 @@ __all__ = ["FriendlySAM"]
 
 @register_optimizer(
     "friendly_sam",
+    title="Friendly SAM",
     summary="SAM perturbed along the batch-specific part of g",
     evaluations="2",
     kept=1,

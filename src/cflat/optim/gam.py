@@ -18,6 +18,8 @@ __all__ = ["GAM"]
 
 @register_optimizer(
     "gam",
+    title="GAM",
+    has_own_radius=True,
     summary="first-order flatness: small gradient norm within rho",
     evaluations="4",
     paper="Gradient Norm Aware Minimization Seeks First-Order Flatness (2023)",

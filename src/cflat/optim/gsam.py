@@ -18,6 +18,7 @@ __all__ = ["GSAM"]
 
 @register_optimizer(
     "gsam",
+    title="GSAM",
     summary="SAM minus the part of g that is orthogonal to it",
     evaluations="2",
     paper="Surrogate Gap Minimization Improves Sharpness-Aware Training (2022)",

@@ -18,6 +18,7 @@ __all__ = ["LookSAM"]
 
 @register_optimizer(
     "looksam",
+    title="LookSAM",
     summary="SAM every k steps, its cached orthogonal part in between",
     evaluations="1 + 1/k",
     kept=1,

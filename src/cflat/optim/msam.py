@@ -17,6 +17,8 @@ __all__ = ["MSAM"]
 
 @register_optimizer(
     "msam",
+    title="M-SAM",
+    has_own_radius=True,
     summary="gradient at a point ahead along the momentum",
     evaluations="1",
     kept=1,

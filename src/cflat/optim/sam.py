@@ -16,6 +16,7 @@ __all__ = ["SAM"]
 
 @register_optimizer(
     "sam",
+    title="SAM",
     summary="gradient at the worst point within rho",
     evaluations="2",
     paper="Sharpness-Aware Minimization for Efficiently Improving Generalization (2021)",

@@ -20,6 +20,7 @@ __all__ = ["SSSAM"]
 
 @register_optimizer(
     "ss_sam",
+    title="SS-SAM",
     summary="SAM with probability p, else plain",
     evaluations="1 + p",
     paper="SS-SAM: Stochastic Scheduled Sharpness-Aware Minimization (2022)",

@@ -14,26 +14,11 @@ from cflat.config.commands import flatten
 from cflat.config.run_config import RunConfig
 from cflat.figures.runs import RunGroup, Timeline
 from cflat.metrics import Spread, spread
+from cflat.optim import get_optimizer_spec
 from cflat.report.records import RunRecord
 
 __all__ = ["Group", "differing_keys", "flat_settings", "group_records", "plain_text", "title_of"]
 
-TITLES = {
-    "none": "plain",
-    "sam": "SAM",
-    "asam": "ASAM",
-    "gsam": "GSAM",
-    "msam": "M-SAM",
-    "looksam": "LookSAM",
-    "friendly_sam": "Friendly SAM",
-    "ss_sam": "SS-SAM",
-    "ae_sam": "AE-SAM",
-    "gam": "GAM",
-    "c_flat": "C-Flat",
-    "c_flat_plus": "C-Flat++",
-    "c_flat_turbo": "C-Flat Turbo",
-}
-"""How papers write the names of optimizers."""
 MAX_NAMED_KEYS = 3
 
 
@@ -142,7 +127,7 @@ def differing_keys(settings: Sequence[dict[str, Any]]) -> list[str]:
 
 def title_of(optimizer: str) -> str:
     """Return an optimizer's name as papers write it."""
-    return TITLES.get(optimizer, optimizer)
+    return get_optimizer_spec(optimizer).title
 
 
 def plain_text(value: Any) -> str:
