@@ -9,11 +9,29 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["CFlatError", "ClosureError", "ConfigError", "DataError", "check"]
+__all__ = ["CFlatError", "ClosureError", "ConfigError", "DataError", "check", "shortened"]
+
+MAX_MESSAGE = 2000
+"""Characters of a message; what a user typed or a file holds may be longer and is then cut in the middle."""
+
+
+def shortened(text: str, length: int = MAX_MESSAGE) -> str:
+    """Return ``text`` with its middle left out if it is longer than ``length`` characters.
+
+    >>> shortened("a name that is far too long", 11)
+    'a name ... long'
+    """
+    if len(text) <= length:
+        return text
+    end = length // 3
+    return f"{text[: length - end].rstrip()} ... {text[-end:].lstrip()}" if end else text[:length]
 
 
 class CFlatError(Exception):
-    """Base class of the errors whose message is meant for the user as it stands."""
+    """Base class of the errors whose message is meant for the user as it stands, but for its length."""
+
+    def __str__(self) -> str:
+        return shortened(super().__str__())
 
 
 class ConfigError(CFlatError):

@@ -1,10 +1,12 @@
-"""Write files so that a crash leaves the old one or the new one, never half of either."""
+"""Read files that can be anything, and write them so that a crash leaves the old one or the new one, never half."""
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
+import stat
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -12,7 +14,37 @@ from typing import Any, BinaryIO
 
 from cflat._errors import DataError
 
-__all__ = ["plain_values", "write_atomic", "write_json"]
+__all__ = ["open_regular", "plain_values", "read_text", "write_atomic", "write_json"]
+
+MAX_TEXT_BYTES = 256 << 20
+"""No text that a run reads or leaves is larger; more is a mistake, or would not fit into memory once it is parsed."""
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a regular file for reading; a pipe or a device could block for ever.
+
+    Raises:
+        OSError: If it cannot be opened, or is something else; ``strerror`` says what is wrong in words.
+    """
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    return os.fdopen(handle, "rb")
+
+
+def read_text(path: Path, max_bytes: int = MAX_TEXT_BYTES) -> str:
+    """Return the text of a regular UTF-8 file.
+
+    Raises:
+        OSError: If it cannot be read, is no regular file, or is too large.
+        UnicodeDecodeError: If it is no text.
+    """
+    with open_regular(path) as file:
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise OSError(errno.EFBIG, f"it is larger than {max_bytes >> 20} MiB", str(path))
+    return content.decode("utf-8")
 
 
 def write_atomic(path: Path, content: bytes | str | Callable[[BinaryIO], object]) -> None:

@@ -11,6 +11,9 @@ __all__ = ["Registry", "suggest"]
 
 T = TypeVar("T")
 
+MAX_NAME = 100
+"""Characters of a name that is compared with others; the time that takes grows with their product."""
+
 
 def suggest(name: str, known: list[str]) -> str:
     """Return ``" Did you mean 'x'?"`` for the nearest known name, or an empty string.
@@ -18,7 +21,7 @@ def suggest(name: str, known: list[str]) -> str:
     >>> suggest("eese", ["ease", "l2p"])
     " Did you mean 'ease'?"
     """
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5) if len(name) <= MAX_NAME else []
     return f" Did you mean {near[0]!r}?" if near else ""
 
 

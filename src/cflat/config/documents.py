@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -11,6 +10,8 @@ from typing import Any, TypeAlias
 import yaml
 
 from cflat._errors import ConfigError
+from cflat._files import read_text
+from cflat.config.yaml_text import dump_yaml, load_yaml
 
 __all__ = ["CHOICES", "Layer", "dump_yaml", "merge", "nested", "parse_overrides", "parse_scalar", "read_document"]
 
@@ -20,14 +21,8 @@ Layer: TypeAlias = "dict[str, Any]"
 CHOICES = ("method", "optimizer", "base", "backbone", "data")
 """Sections with a name; ``method=ease`` is short for ``method.name=ease``."""
 
-
-class _Loader(yaml.SafeLoader):
-    """YAML with the numbers that people type: plain PyYAML reads ``1e-3`` as text."""
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)[eE][-+]?\d+$"), list("-+.0123456789")
-)
+MAX_BYTES = 1 << 20
+"""Of a file; configurations, sweeps and recipes have some thousand."""
 
 
 def parse_scalar(text: str) -> Any:
@@ -36,7 +31,7 @@ def parse_scalar(text: str) -> Any:
     >>> parse_scalar("1e-3"), parse_scalar("[1, 2]"), parse_scalar("none"), parse_scalar("null")
     (0.001, [1, 2], 'none', None)
     """
-    return yaml.load(text, _Loader)
+    return load_yaml(text)
 
 
 def read_document(path: str | Path) -> Layer:
@@ -47,10 +42,10 @@ def read_document(path: str | Path) -> Layer:
     """
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path, MAX_BYTES)
         document = json.loads(text) if path.suffix.lower() == ".json" else parse_scalar(text)
     except OSError as error:
-        raise ConfigError(f"The configuration {str(path)!r} cannot be read: {error.strerror}.") from error
+        raise ConfigError(f"The configuration {str(path)!r} cannot be read: {error.strerror or error}.") from error
     except (ValueError, RecursionError, yaml.YAMLError) as error:
         raise ConfigError(f"The configuration {str(path)!r} is no YAML or JSON: {_one_line(error)}.") from error
     if document is None:
@@ -109,11 +104,6 @@ def merge(*layers: Mapping[Any, Any]) -> Layer:
             else:
                 result[key] = dict(value) if isinstance(value, Mapping) else value
     return result
-
-
-def dump_yaml(values: Mapping[str, Any]) -> str:
-    """Write a configuration as YAML, in the order of its keys."""
-    return yaml.safe_dump(dict(values), sort_keys=False, default_flow_style=False, allow_unicode=True)
 
 
 def _overlay(below: Mapping[Any, Any], above: Mapping[Any, Any]) -> Layer:
