@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Sequence
+from typing import Annotated
 
 import typer
 
-from cflat._errors import CFlatError
+from cflat._errors import CFlatError, shortened
 from cflat.cli import (
     analyze,
     check_data,
@@ -25,6 +27,8 @@ from cflat.cli import (
 )
 
 __all__ = ["app", "run_app"]
+
+DEBUG = "--debug"
 
 app = typer.Typer(
     name="cflat",
@@ -64,13 +68,52 @@ for _name, _module in (
     app.command(_name, epilog=_module.EXAMPLES)(_module.command)
 
 
+@app.callback()
+def _options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show where an error comes from; may stand anywhere")] = False,
+) -> None:
+    """Take what stands before the command; `run_app` has read it already."""
+
+
 def run_app(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 2 for wrong input, 128 + n when stopped by signal n."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    words = [word for word in given if word != DEBUG]
     try:
-        app(args=None if arguments is None else list(arguments), prog_name="cflat")
+        # Not standalone: what is wrong with an option is told here, like everything else, and cut if it is long.
+        code = app(args=words, prog_name="cflat", standalone_mode=False)
+        return code if isinstance(code, int) else 0
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
-    except CFlatError as error:
+    except Exception as error:
+        if len(words) < len(given):
+            traceback.print_exc()
+        return _tell(error)
+
+
+def _tell(error: Exception) -> int:
+    """Say in a sentence what went wrong; return the exit code, 1 for what nobody foresaw."""
+    usage = getattr(error, "format_message", None)  # an error of the command line itself; its class is typer's own
+    if usage is not None:
+        context = getattr(error, "ctx", None)
+        if context is not None:
+            print(f"{context.get_usage()}\nTry '{context.command_path} --help' for help.\n", file=sys.stderr)
+        print(f"Error: {shortened(usage())}", file=sys.stderr)
+        return int(getattr(error, "exit_code", 2))
+    if isinstance(error, CFlatError):
         print(f"cflat: {error}", file=sys.stderr)
         return 2
-    return 0
+    if isinstance(error, OSError):
+        where = f"{str(error.filename)!r}: " if error.filename is not None else ""
+        print(f"cflat: {shortened(f'{where}{error.strerror or error}')}.", file=sys.stderr)
+        return 2
+    if isinstance(error, MemoryError):
+        print("cflat: There is not enough memory for this.", file=sys.stderr)
+        return 2
+    text = shortened(" ".join(str(error).split()))
+    print(
+        f"cflat: Unexpected {type(error).__name__}: {text.rstrip('.')}. This should not happen; the same command with "
+        f"{DEBUG} shows where it comes from.",
+        file=sys.stderr,
+    )
+    return 1

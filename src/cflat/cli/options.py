@@ -25,6 +25,9 @@ __all__ = [
     "safe_name",
 ]
 
+MAX_WORD = 40
+"""Characters of a part of a folder's name; file systems allow 255 bytes in all."""
+
 Method = Annotated[str | None, typer.Option("--method", "-m", help="Method; see: cflat list methods")]
 Data = Annotated[
     str | None, typer.Option("--data", "-d", help="Dataset, or folder:PATH, npz:PATH, domains:PATH, features:PATH")
@@ -84,4 +87,4 @@ def safe_name(*parts: object) -> str:
     for part in parts:
         kind, _, path = str(part).partition(":")
         words += [kind, *([Path(path).stem] if path else [])]
-    return "-".join("".join(c if c.isalnum() or c in "._" else "-" for c in word) for word in words)
+    return "-".join("".join(c if c.isalnum() or c in "._" else "-" for c in word[:MAX_WORD]) for word in words)

@@ -203,9 +203,19 @@ def _source(name: str, root: str | Path | None) -> Source:
     given = os.environ.get(ROOT_VARIABLE) if root is None else root
     return Source(
         spec,
-        root=Path(given).expanduser() if given else None,
-        path=None if path is None else Path(path).expanduser(),
+        root=_user_path(given) if given else None,
+        path=None if path is None else _user_path(path),
     )
+
+
+def _user_path(text: str | Path) -> Path:
+    """Return a path with ``~`` replaced."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise ConfigError(
+            f"The path {str(text)!r} starts in the home of a user whom this system does not know."
+        ) from None
 
 
 def _resolve(name: str) -> tuple[DatasetSpec, Loader, str | None]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -28,7 +29,9 @@ from cflat.data import (
 from cflat.methods import Method, StreamInfo, create_method
 from cflat.nn.backbone import Backbone, create_backbone
 from cflat.runs.environment import describe_environment
+from cflat.runs.failures import explained
 from cflat.runs.folder import MetricsLog, RunFolder, RunSummary
+from cflat.runs.memory import MemoryLimit, require_batch
 from cflat.train import Inputs, Observer, OptimizerChoice, Runtime, RuntimeSettings, run_stream
 from cflat.train.observer import Observers
 from cflat.train.runtime import seed_everything
@@ -40,6 +43,8 @@ logger = logging.getLogger(__name__)
 SPARE_BYTES = 16 << 20
 CHECKPOINT_COPIES = 6
 """Three files at a time (two kept, one being written), each with at least weights and momentum."""
+NORMAL_SHARE = 0.01
+"""Steps that may be given up without a word: loss scaling tries out large factors now and then."""
 _BUILD = 5
 """Key of the random numbers that initialise the network; the trainer's own keys are smaller."""
 
@@ -89,7 +94,8 @@ def run(
         _describe(folder, config, parts, resume)
         log = MetricsLog(folder.metrics_file)
     told = [*([log] if log is not None else []), *(observers if runtime.is_main else ())]
-    result = run_stream(
+    train = explained(config, None if folder is None else folder.path)(run_stream)
+    result = train(
         parts.method,
         parts.stream,
         base=config.base,
@@ -105,12 +111,24 @@ def run(
         resume=resume,
         should_stop=should_stop,
     )
+    _warn_of_divergence(config, result.cost)
     seconds = 0.0 if log is None else log.seconds
     summary = RunSummary.of(config, result, seconds, parts.stream.num_classes)
     is_done = num_tasks is None or num_tasks >= parts.stream.num_tasks
     if folder is not None and runtime.is_main and is_done:
         folder.write(folder.summary_file, summary.to_dict())
     return summary
+
+
+def _warn_of_divergence(config: RunConfig, cost: Mapping[str, Any]) -> None:
+    given_up, steps = cost["nonfinite_steps"], cost["steps"]
+    if given_up > NORMAL_SHARE * steps:
+        logger.warning(
+            "%d of %d steps met Inf or NaN and were given up: the training diverges. Lower base.lr, now %g.",
+            given_up,
+            steps,
+            config.base.lr,
+        )
 
 
 def resume(
@@ -132,8 +150,10 @@ def assemble(config: RunConfig) -> Assembly:
     info = StreamInfo(config.stream.scenario, stream.num_classes, stream.num_tasks, stream.label_modulus)
     seed_everything(config.seed, _BUILD)
     try:
-        backbone = make_backbone(config.backbone, vector_size(stream.tasks[0].train))
-        method = create_method(config.method.name, backbone, info, config.method.settings)
+        with MemoryLimit(f"backbone.image_size or the sizes among the settings of {config.method.name}"):
+            backbone = make_backbone(config.backbone, vector_size(stream.tasks[0].train))
+            require_batch(backbone, config.train, config.runtime, stream)
+            method = create_method(config.method.name, backbone, info, config.method.settings)
         inputs = Inputs(
             train_transform(config.backbone.inputs, backbone.image_size, backbone.mean, backbone.std),
             eval_transform(config.backbone.inputs, backbone.image_size, backbone.mean, backbone.std),

@@ -1,0 +1,133 @@
+"""Refuse what cannot fit into memory before it is allocated: a system that runs out of it kills without a word."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.overrides import TorchFunctionMode
+
+from cflat._errors import ConfigError
+from cflat.data import Stream
+from cflat.nn.backbone import Backbone
+from cflat.train import RuntimeSettings, TrainSettings
+
+__all__ = ["MemoryLimit", "free_memory", "require_batch"]
+
+GIB = 1 << 30
+_MAKERS: tuple[Callable[..., Tensor], ...] = (
+    torch.empty,
+    torch.zeros,
+    torch.ones,
+    torch.full,
+    torch.rand,
+    torch.randn,
+    torch.eye,
+    torch.arange,
+)
+
+
+class MemoryLimit(TorchFunctionMode):
+    """Refuse new tensors, inside of ``with``, that need more than the free memory all together.
+
+    Args:
+        keys: The settings that decide their size, for the message.
+    """
+
+    def __init__(self, keys: str) -> None:
+        super().__init__()
+        self.keys = keys
+        self.free = free_memory()
+        self.used = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _MAKERS:
+            self.used += _bytes_of(func, args, kwargs)
+            if self.free is not None and self.used > self.free:
+                raise ConfigError(
+                    f"The network needs at least {_gib(self.used)} of memory, {_gib(self.free)} are free here; "
+                    f"lower {self.keys}."
+                )
+        return func(*args, **kwargs)
+
+
+def require_batch(backbone: Backbone, train: TrainSettings, runtime: RuntimeSettings, stream: Stream) -> None:
+    """Refuse a batch that cannot be held even once: images, before and after their transform, and two layers.
+
+    Training needs far more; this only finds out what is hopeless.
+
+    Raises:
+        ConfigError: With the keys to lower.
+    """
+    largest = max(len(task.train) for task in stream.tasks)
+    most_tested = max(len(task.test) for task in stream.tasks)
+    size = max(min(train.batch_size, largest), min(train.eval_batch_size or train.batch_size, most_tested))
+    is_cuda = runtime.accelerator in ("auto", "cuda") and torch.cuda.is_available()
+    free = torch.cuda.get_device_properties(0).total_memory if is_cuda else free_memory()
+    needed = _forward_bytes(backbone, size)
+    if free is not None and needed > free:
+        raise ConfigError(
+            f"A batch of {size} images of {backbone.image_size} x {backbone.image_size} pixels needs at least "
+            f"{_gib(needed)} of memory in {backbone.name}, {_gib(free)} are free here; lower backbone.image_size, "
+            "train.batch_size or train.eval_batch_size."
+        )
+
+
+def free_memory() -> int | None:
+    """Return the bytes that this process can still get, as far as the system says."""
+    limits: list[int] = []
+    with suppress(OSError, ValueError, StopIteration):
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        limits.append(1024 * int(next(line for line in lines if line.startswith("MemAvailable")).split()[1]))
+    with suppress(OSError, ValueError):  # in a container; "max" is no number
+        limits.append(
+            int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii"))
+            - int(Path("/sys/fs/cgroup/memory.current").read_text(encoding="ascii"))
+        )
+    if not limits:
+        with suppress(AttributeError, OSError, ValueError):  # not on Windows
+            limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    return min(limits) if limits else None
+
+
+def _bytes_of(func: Callable[..., Tensor], args: Any, kwargs: dict[str, Any]) -> int:
+    """Return the size of what a function would make, without making it."""
+    shape = {key: value for key, value in kwargs.items() if key not in ("generator", "device", "pin_memory")}
+    try:
+        made = func(*args, **shape, device="meta")
+    except (TypeError, RuntimeError, OverflowError):  # the real call says what is wrong
+        return 0
+    return made.numel() * made.element_size()
+
+
+def _forward_bytes(backbone: Backbone, batch_size: int) -> int:
+    outputs: list[int] = [0]
+
+    def note(module: nn.Module, inputs: Any, output: Any) -> None:
+        if isinstance(output, Tensor):
+            outputs.append(output.numel() * output.element_size())
+
+    hooks = [module.register_forward_hook(note) for module in backbone.modules() if not any(module.children())]
+    state = {name: value.to("meta") for name, value in backbone.state_dict().items()}
+    size = backbone.image_size
+    images = torch.empty(batch_size, backbone.num_channels, size, size, device="meta")
+    try:
+        with torch.no_grad():
+            functional_call(backbone, state, (images,))
+    except (RuntimeError, NotImplementedError):  # some models of timm look at values on their way
+        pass
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return 2 * images.numel() * images.element_size() + sum(sorted(outputs)[-2:])
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:.1f} GiB"
