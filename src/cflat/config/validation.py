@@ -28,6 +28,9 @@ WORDS = {
 }
 """Pydantic's rules in our words."""
 
+TRUTHS = {"yes": True, "on": True, "no": False, "off": False}
+"""Text in YAML 1.2; truth values where a key accepts nothing else."""
+
 _repr = reprlib.Repr()
 _repr.maxstring = _repr.maxother = 80
 
@@ -87,7 +90,9 @@ def _adapter(cls: type[Any]) -> TypeAdapter[Any]:
 
 
 def _nested(value: Any, hint: Any, path: str) -> Any:
-    """Read a mapping as the settings that a key accepts besides plain values, if it accepts some."""
+    """Read a mapping as the settings that a key accepts besides plain values, and words for yes and no as such."""
+    if isinstance(value, str) and (hint is bool or bool in get_args(hint)):
+        return TRUTHS.get(value.lower(), value)
     kinds = [kind for kind in get_args(hint) if isinstance(kind, type) and is_dataclass(kind)]
     return parse_section(kinds[0], value, path) if kinds and isinstance(value, Mapping) else value
 
