@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from cflat.figures import Curve, FigureData, Panel
 from cflat.figures.interactive import MAX_LEGEND, plot
-from cflat.figures.palette import COLORS, DARK, group_colors
+from cflat.figures.palette import COLORS, DARK, OPTIMIZERS, group_colors
 from figures.examples import ALL, BARS, CURVES, HOSTILE, MAPS, POINTS
 
 
@@ -121,3 +121,33 @@ def test_an_axis_that_counts_names_whole_numbers_once(count, step):
     axis = plot(FigureData("f", "", [panel]))["layout"]["xaxis"]
     assert axis["tickformat"] == "d"
     assert axis.get("dtick") == step
+
+
+def test_axes_without_data_say_why() -> None:
+    empty = Panel("Right", "x", "y", [Curve("a", [], [])], empty="Too few <steps>; take more.")
+    layout = plot(FigureData("f", "F", [Panel("Left", "x", "y", [Curve("a", [1.0], [2.0])]), empty]))["layout"]
+    texts = [note["text"] for note in layout["annotations"]]
+    assert texts == ["<b>Left</b>", "<b>Right</b>", "<i>Too few &lt;steps&gt;; take more.</i>"]
+    assert layout["xaxis2"]["showticklabels"] is False
+    assert "showticklabels" not in layout["xaxis"]
+
+
+def test_an_optimizer_has_one_colour_in_all_figures_and_its_variants_shades_of_it() -> None:
+    def colors(*names: str) -> dict[str, str]:
+        return group_colors(FigureData("f", "F", [Panel("", "x", "y", [Curve(n, [1.0], [1.0]) for n in names])]))
+
+    first = colors("plain", "C-Flat", "C-Flat Turbo", "epoch 1")
+    second = colors("+C-Flat Turbo, here", "C-Flat++", "C-Flat, rho=0.1", "C-Flat, rho=0.2", "plain")
+    assert first["C-Flat Turbo"] == second["+C-Flat Turbo, here"] == OPTIMIZERS["c_flat_turbo"][1]
+    assert first["C-Flat"] == second["C-Flat, rho=0.1"]
+    assert len(set(first.values())) == 4
+    assert len(set(second.values())) == 5
+    assert set(first.values()) | set(second.values()) <= set(DARK)
+
+
+def test_every_optimizer_has_a_colour_of_its_own() -> None:
+    import cflat
+
+    titles = {name: cflat.optim.get_optimizer_spec(name).title for name in cflat.list_optimizers()}
+    assert {name: title for name, (title, _, _) in OPTIMIZERS.items()} == titles
+    assert len({color for _, color, _ in OPTIMIZERS.values()}) == len(OPTIMIZERS)

@@ -80,6 +80,12 @@ def test_the_front_holds_what_no_other_beats() -> None:
     assert front.x == [50.0, 110.0]
 
 
+def test_evaluations_are_better_to_the_left() -> None:
+    figure = speed_front([PLAIN, FLAT, TURBO], "evaluations_per_step")
+    assert [mark.x for mark in figure.panels[0].marks[:3]] == [[1.0], [4.0], [1.5]]
+    assert figure.meta["front"] == [0, 1]  # TURBO costs more than PLAIN and is worse
+
+
 @given(st.lists(st.tuples(st.floats(0, 10), st.floats(0, 10)), min_size=1, max_size=12))
 def test_every_point_is_on_the_front_or_beaten(points: list[tuple[float, float]]) -> None:
     front = pareto_front(points)

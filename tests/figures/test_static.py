@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 
 from cflat import ConfigError, DataError
@@ -104,3 +105,29 @@ def test_logarithmic_axes_are_labelled_in_plain_numbers():
     assert "0.01" in shown
     assert "1e-05" in shown
     assert all(float(label) > 0 for label in shown)  # no formula, which would be printed as text
+
+
+def test_axes_without_data_say_why() -> None:
+    empty = Panel(
+        "Right", "x", "y", [Curve("a", [], [])], "log", "log", diagonal=True, empty="Too few steps; take more."
+    )
+    figure = FigureData("f", "F", [Panel("Left", "x", "y", [Curve("a", [1.0], [2.0])]), empty])
+    left, right = draw(figure).axes
+    assert [text.get_text() for text in right.texts] == ["Too few steps; take more."]
+    assert not left.texts
+    assert len(right.get_xticks()) == 0
+
+
+def test_labels_cover_neither_points_nor_each_other() -> None:
+    names = ["plain", "SAM", "C-Flat", "C-Flat Turbo, rho=0.1", "C-Flat Turbo"]
+    places = [(100.0, 50.0), (50.0, 50.1), (51.0, 50.2), (98.0, 50.05), (99.0, 50.15)]
+    marks = [Curve(name, [x], [y], style="points", labels=[name]) for name, (x, y) in zip(names, places, strict=True)]
+    drawn = draw(FigureData("f", "F", [Panel("", "x", "y", [*marks])]))
+    canvas = FigureCanvasAgg(drawn)
+    canvas.draw()
+    (axes,) = drawn.axes
+    boxes = [text.get_window_extent() for text in axes.texts]
+    assert len(boxes) == 5
+    for index, box in enumerate(boxes):
+        assert not any(box.overlaps(other) for other in boxes[index + 1 :]), names[index]
+        assert not any(box.contains(*axes.transData.transform(point)) for point in places), names[index]

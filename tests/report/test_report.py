@@ -16,6 +16,7 @@ from cflat.config.commands import reproduce_command
 from cflat.config.run_config import parse_config
 from cflat.figures import Curve, FigureData, Panel
 from cflat.figures.model import MAX_POINTS
+from cflat.figures.palette import OPTIMIZERS
 from cflat.report.build import build_page, embed_json
 from cflat.report.model import Cell, Problem, ReportData, Section, Table
 from cflat.report.write import collect_report, write_report
@@ -94,6 +95,54 @@ def test_a_significant_gain_is_told_from_chance(tmp_path: Path) -> None:
     assert re.search(r"SAM gains .* paired over 3 seeds, p = 0\.0", sentence)
 
 
+def test_only_what_differs_in_the_optimizer_alone_is_compared(tmp_path: Path) -> None:
+    short, long = {"train": {"epochs": 1}}, {"train": {"epochs": 5}}
+    for seed in range(2):
+        write_run(tmp_path / f"none-short-{seed}", config_of(seed=seed, **short))
+        write_run(tmp_path / f"sam-long-{seed}", config_of(optimizer="sam", seed=seed, **long))
+    report = collect_report([tmp_path])
+    assert [group.name for group in report.groups] == ["plain, train.epochs=1", "SAM, train.epochs=5"]
+    (sentence,) = report.data.headlines
+    assert sentence.startswith("No two of these 2 configurations differ in the optimizer alone")
+    assert "gains" not in sentence
+    accuracy, cost = (section.tables[0] for section in report.data.sections if section.name in ("accuracy", "cost"))
+    assert [row[-1].text for row in accuracy.rows] == ["-", "-"]
+    assert not any(cell.is_best for row in accuracy.rows for cell in row)
+    assert [row[2].text for row in cost.rows] == ["1.00 x", "1.00 x"]
+    for seed in range(2):
+        write_run(tmp_path / f"none-long-{seed}", config_of(seed=seed, **long))
+    (sentence,) = collect_report([tmp_path]).data.headlines
+    assert re.search(r"SAM, train.epochs=5 (gains|loses) .* (over|to) plain, train.epochs=5 ", sentence)
+
+
+def test_where_and_how_a_run_was_made_keeps_nothing_apart(tmp_path: Path) -> None:
+    write_run(tmp_path / "none", config_of(runtime={"threads": 1}))
+    write_run(tmp_path / "sam", config_of(optimizer="sam", runtime={"threads": 2}, train={"checkpoint_minutes": 3}))
+    report = collect_report([tmp_path])
+    assert [group.name for group in report.groups] == ["plain", "SAM"]
+    assert re.search(r"SAM (gains|loses) ", report.data.headlines[0])
+
+
+def test_the_headline_is_one_arithmetic_over_the_seeds_that_both_have(tmp_path: Path) -> None:
+    for seed in range(5):
+        write_run(tmp_path / f"none-{seed}", config_of(seed=seed))
+    for name, seeds in (("sam", (0, 1, 2)), ("c_flat", (1, 2)), ("msam", (2, 3, 4))):
+        for seed in seeds:
+            write_run(tmp_path / f"{name}-{seed}", config_of(optimizer=name, seed=seed))
+    (sentence,) = collect_report([tmp_path]).data.headlines
+    number = r"(\d+\.\d\d)"
+    found = re.search(rf"(gains|loses) {number} points.*?\({number} ± \S+\s% against {number} ± \S+\s%;", sentence)
+    sign = 1 if found[1] == "gains" else -1
+    assert round(float(found[3]) - float(found[4]), 2) == sign * float(found[2])
+
+
+def test_optimizers_have_one_colour_on_every_page(runs: Path, tmp_path: Path) -> None:
+    write_run(tmp_path / "turbo", config_of(optimizer="c_flat_turbo"))
+    alone, both = (collect_report([root]).data.colors for root in (tmp_path, runs))
+    assert alone["C-Flat Turbo"] == both["C-Flat Turbo"] == OPTIMIZERS["c_flat_turbo"][1]
+    assert both["plain"] == OPTIMIZERS["none"][1]
+
+
 def test_unfinished_runs_are_shown_with_what_is_known(page: Page, runs: Path) -> None:
     assert f"unfinished, {NUM_TASKS} tasks learned" in page.texts
     assert any(text.endswith("so far") for text in page.texts)
@@ -131,7 +180,7 @@ def test_a_hundred_runs_with_long_histories_stay_small(tmp_path: Path) -> None:
     assert (tmp_path / "report.html").stat().st_size - len(get_plotlyjs().encode()) < OWN_SIZE
     assert "sensitivity" in [section.name for section in report.data.sections]
     assert page.count("canvas") == 0
-    assert sum(tag == "select" for tag, _ in page.elements) == 2  # triggers and matrices are chosen, not piled up
+    assert page.count("select") == 3  # costs, triggers and matrices are chosen, not piled up
 
 
 def test_several_scenarios_get_a_choice_and_a_sentence_each(tmp_path: Path) -> None:

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import isfinite
 
 from cflat.figures.model import Bars, Curve, Panel
 
-__all__ = ["MAX_LABELLED_BARS", "color_limits", "counts_whole", "diagonal_ends", "is_named_beside", "short"]
+__all__ = [
+    "MAX_LABELLED_BARS",
+    "color_limits",
+    "counts_whole",
+    "diagonal_ends",
+    "is_named_beside",
+    "label_places",
+    "short",
+]
 
 MAX_LABELLED_BARS = 12
 """More bars than this show no numbers."""
@@ -26,6 +35,56 @@ def is_named_beside(mark: Curve, panel: Panel) -> bool:
     """Whether the labels of a mark stand beside its points, so that it needs no entry in the legend."""
     num_points = sum(len(other.x) for other in panel.marks if isinstance(other, Curve) and other.style == "points")
     return mark.labels is not None and mark.style == "points" and num_points <= MAX_LABELLED_POINTS
+
+
+def label_places(panel: Panel) -> dict[tuple[float, float], tuple[int, int]]:
+    """Return on which side of each labelled point its text stands, so that texts cover neither texts nor points.
+
+    A side is (-1, 0 or 1 from left to right, -1, 0 or 1 from below to above). Sizes are those of a usual panel; a text
+    that has no free side stands where it covers least.
+    """
+    marks = [mark for mark in panel.marks if isinstance(mark, Curve) and is_named_beside(mark, panel)]
+    points = [(x, y, text) for mark in marks for x, y, text in zip(mark.x, mark.y, mark.labels or (), strict=True)]
+    points = [point for point in points if isfinite(point[0]) and isfinite(point[1])]
+    across, up = _unit([x for x, _, _ in points]), _unit([y for _, y, _ in points])
+    taken = [_box(across(x), up(y), _POINT, _POINT) for x, y, _ in points]
+    places: dict[tuple[float, float], tuple[int, int]] = {}
+    for x, y, text in sorted(points, key=lambda point: -point[1]):
+        width, height = len(text) * _LETTER[0], _LETTER[1]
+        away = (width / 2 + _POINT, height / 2 + _POINT)
+        boxes = {side: _box(across(x) + side[0] * away[0], up(y) + side[1] * away[1], width, height) for side in _SIDES}
+        side = min(_SIDES, key=lambda side: sum(_overlap(boxes[side], other) for other in taken) + _beyond(boxes[side]))
+        places[x, y] = side
+        taken.append(boxes[side])
+    return places
+
+
+_SIDES = ((0, 1), (0, -1), (1, 0), (-1, 0), (1, 1), (-1, 1), (1, -1), (-1, -1))
+"""Where a text can stand, the nicest first."""
+_LETTER, _POINT = (0.019, 0.055), 0.02
+"""Width and height of a letter, and the size of a point, as shares of the stretch that the points span."""
+Box = tuple[float, float, float, float]
+
+
+def _unit(values: list[float]) -> Callable[[float], float]:
+    """Return the map from a value to its share of the stretch that all of them span."""
+    low, high = min(values, default=0.0), max(values, default=1.0)
+    return lambda value: (value - low) / (high - low) if high > low else 0.5
+
+
+def _box(x: float, y: float, width: float, height: float) -> Box:
+    return x - width / 2, x + width / 2, y - height / 2, y + height / 2
+
+
+def _overlap(one: Box, other: Box) -> float:
+    wide = min(one[1], other[1]) - max(one[0], other[0])
+    high = min(one[3], other[3]) - max(one[2], other[2])
+    return max(0.0, wide) * max(0.0, high)
+
+
+def _beyond(box: Box) -> float:
+    """Return how much of a text lies outside of the panel, which has a margin around its points."""
+    return _LETTER[1] * (max(0.0, -0.2 - box[0]) + max(0.0, box[1] - 1.2))
 
 
 def counts_whole(panel: Panel) -> bool:

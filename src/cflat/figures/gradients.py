@@ -21,6 +21,8 @@ DRIFTING = ("g", "g_0", "g_vs", "g_vf")
 MAX_EPOCHS = 6
 """Epochs shown as curves of their own; of more, these many are picked evenly."""
 MAX_TASKS = 10
+MIN_QUANTILES = 3
+"""Records that a quantile plot needs."""
 WINDOW = 5
 """Records that a moving mean is taken over, where a caption says so."""
 _PAIRS = {"g_s - g, g": "sharpness: (g_s - g) / g", "g_f, g_s": "flatness: g_f / g_s"}
@@ -64,7 +66,8 @@ def correction_ratios(history: GradientHistory, task: int | None = None) -> Figu
             counts = np.asarray(entry["counts"], dtype=float)
             density = counts / max(1.0, counts.sum()) / width
             curves.append(Curve(f"epoch {entry['epoch'] + 1}", centres.tolist(), density.tolist()))
-        panels.append(Panel(title, "log |ratio|", "density", [*curves]))
+        empty = f"No step of task {chosen + 1} was recorded with all four evaluations."
+        panels.append(Panel(title, "log |ratio|", "density", [*curves], empty=empty))
     return FigureData(
         "correction_ratios",
         f"Gradient correction ratios, task {chosen + 1} ({history.label})",
@@ -88,6 +91,7 @@ def drift(history: GradientHistory) -> FigureData:
                     f"{words} to {history.lag} steps earlier",
                     [_curve(name, records, key) for name in DRIFTING],
                     y_scale="log" if key == "distances" else "linear",
+                    empty=f"Task {task + 1} has no record {history.lag} steps after another; train it for more steps.",
                 )
             )
     return FigureData(
@@ -110,7 +114,7 @@ def terms_over_tasks(history: GradientHistory) -> FigureData:
             records = [record for record in history.of_task(task) if record[key] is not None]
             x, y = downsampled([r["step"] for r in records], [r[key] for r in records])
             curves.append(Curve(f"task {task + 1}", x, y))
-        panels.append(Panel(title, "step of the task", key, [*curves]))
+        panels.append(Panel(title, "step of the task", key, [*curves], empty=f"No step was recorded with its {key}."))
     return FigureData(
         "terms_over_tasks", f"Sharpness and flatness over tasks ({history.label})", panels, "To first order in rho."
     )
@@ -123,10 +127,11 @@ def normality(history: GradientHistory) -> FigureData:
         curves = []
         for task in _spread_out(history.tasks, 4):
             values = [record["norms"][name] ** 2 for record in history.of_task(task) if name in record["norms"]]
-            if len(values) >= 3:
+            if len(values) >= MIN_QUANTILES:
                 x, y = _quantiles(np.asarray(values))
                 curves.append(Curve(f"task {task + 1}", *downsampled(x, y), style="points"))
-        panels.append(Panel(title, "normal quantile", "standardized value", [*curves], diagonal=True))
+        empty = f"No task has the {MIN_QUANTILES} records that a distribution needs; record more steps."
+        panels.append(Panel(title, "normal quantile", "standardized value", [*curves], diagonal=True, empty=empty))
     return FigureData(
         "normality",
         f"Are the trigger's statistics normal? ({history.label})",
@@ -145,7 +150,8 @@ def evolution(histories: Sequence[GradientHistory]) -> FigureData:
             values = [float(record[key]) for record in history.records if record[key] is not None]
             x, y = downsampled(list(range(len(values))), _smooth(values))
             curves.append(Curve(history.label, x, y))
-        panels.append(Panel(key.capitalize(), "recorded step of the whole stream", key, [*curves]))
+        empty = f"No step was recorded with its {key}."
+        panels.append(Panel(key.capitalize(), "recorded step of the whole stream", key, [*curves], empty=empty))
     return FigureData(
         "evolution",
         "Loss, sharpness and flatness during training",

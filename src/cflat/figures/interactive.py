@@ -7,9 +7,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from textwrap import wrap
 from typing import Any
 
-from cflat.figures._scales import MAX_LABELLED_BARS, color_limits, counts_whole, diagonal_ends, is_named_beside, short
+from cflat.figures._scales import (
+    MAX_LABELLED_BARS,
+    color_limits,
+    counts_whole,
+    diagonal_ends,
+    is_named_beside,
+    label_places,
+    short,
+)
 from cflat.figures.model import Bars, Curve, FigureData, Heatmap, Panel
 from cflat.figures.palette import (
     DIVERGING,
@@ -85,7 +94,9 @@ def plot(figure: FigureData, colors: Mapping[str, str] | None = None, num_column
             layout[f"yaxis{axis}"]["title"] = {"text": ""}  # the neighbour's says it
         if len(figure.panels) > 1:
             layout["annotations"].append(_title(panel, place))
-        if panel.diagonal:
+        if not panel.has_data:
+            layout["annotations"].append(_reason(panel, place))
+        elif panel.diagonal:
             layout.setdefault("shapes", []).append(_diagonal(panel, axis))
     return {"data": data, "layout": layout}
 
@@ -118,6 +129,8 @@ def _axes(panel: Panel, axis: str, place: Place) -> dict[str, Any]:
     up: dict[str, Any] = {**shared, "domain": list(place[1]), "anchor": f"x{axis}", "type": panel.y_scale}
     across["title"] = {"text": _safe(panel.x_label), "standoff": 8, "font": {"size": 13}}
     up["title"] = {"text": _safe(panel.y_label), "standoff": 8, "font": {"size": 13}}
+    if not panel.has_data:
+        across["showticklabels"] = up["showticklabels"] = across["showgrid"] = up["showgrid"] = False
     if counts_whole(panel):
         across["tickformat"] = "d"
         across |= {"dtick": 1} if _reach(panel) <= MAX_TICKS else {"nticks": 8}  # halves would be labelled as wholes
@@ -157,6 +170,21 @@ def _title(panel: Panel, place: Place) -> dict[str, Any]:
     }
 
 
+def _reason(panel: Panel, place: Place) -> dict[str, Any]:
+    """Return the sentence that stands in the place of empty axes."""
+    return {
+        "text": f"<i>{'<br>'.join(_safe(line) for line in wrap(panel.empty, 42))}</i>",
+        "x": sum(place[0]) / 2,
+        "y": sum(place[1]) / 2,
+        "xref": "paper",
+        "yref": "paper",
+        "xanchor": "center",
+        "yanchor": "middle",
+        "showarrow": False,
+        "font": {"size": 13, "color": INK},
+    }
+
+
 def _diagonal(panel: Panel, axis: str) -> dict[str, Any]:
     low, high = diagonal_ends(panel)
     line = {"color": INK, "width": 1, "dash": "dot"}
@@ -182,12 +210,14 @@ def _traces(panel: Panel, colors: Mapping[str, str], axis: str, seen: set[str]) 
             is_named = is_named_beside(mark, panel)
             if is_named:
                 named["showlegend"] = False
-            *band, line = _curve(mark, color, is_named)
+            *band, line = _curve(mark, color, label_places(panel) if is_named else None)
             traces += [*({**trace, **named, "showlegend": False} for trace in band), {**line, **named}]
     return traces
 
 
-def _curve(curve: Curve, color: str, is_named: bool) -> list[dict[str, Any]]:
+def _curve(
+    curve: Curve, color: str, places: Mapping[tuple[float, float], tuple[int, int]] | None
+) -> list[dict[str, Any]]:
     mode = MODES[curve.style] if len(curve.x) > 1 else "markers"
     line: dict[str, Any] = {"color": color, "width": 2}
     if curve.style == "dashed":
@@ -206,8 +236,9 @@ def _curve(curve: Curve, color: str, is_named: bool) -> list[dict[str, Any]]:
     if curve.labels is not None:
         main["text"] = [_safe(text) for text in curve.labels]
         main["hovertemplate"] = "%{text}<br>%{x:.5~g}, %{y:.5~g}<extra></extra>"
-        if is_named:
-            main |= {"mode": "markers+text", "textposition": "top center", "cliponaxis": False}
+        if places is not None:
+            sides = [_side(*places.get(point, (0, 1))) for point in zip(curve.x, curve.y, strict=True)]
+            main |= {"mode": "markers+text", "textposition": sides, "cliponaxis": False}
     if curve.low is None or curve.high is None:
         return [main]
     band = {
@@ -242,6 +273,11 @@ def _bars(bars: Bars, color: str, shows_values: bool) -> dict[str, Any]:
         texts = ["" if value is None else short(value) for value in trace["y"]]
         trace |= {"text": texts, "textposition": "inside", "insidetextanchor": "start", "textangle": 0}
     return trace
+
+
+def _side(across: int, up: int) -> str:
+    """Return a side of a point in plotly's words."""
+    return f"{('bottom', 'middle', 'top')[up + 1]} {('left', 'center', 'right')[across + 1]}"
 
 
 def _heatmap(heatmap: Heatmap) -> dict[str, Any]:

@@ -6,6 +6,7 @@ Functions that make figures return `FigureData`; `cflat.figures.static` draws it
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
@@ -75,6 +76,13 @@ class Panel:
     y_scale: Literal["linear", "log"] = "linear"
     diagonal: bool = False
     """Whether to draw the line y = x."""
+    empty: str = "There is no data for this panel."
+    """What to say where no mark has a value."""
+
+    @property
+    def has_data(self) -> bool:
+        """Whether there is anything to draw."""
+        return any(_has_values(mark) for mark in self.marks)
 
 
 @dataclass(frozen=True)
@@ -99,6 +107,12 @@ class FigureData:
         """Read what `to_dict` returned."""
         panels = [Panel(**{**panel, "marks": [_mark(mark) for mark in panel["marks"]]}) for panel in values["panels"]]
         return cls(**{**values, "panels": panels})
+
+
+def _has_values(mark: Curve | Bars | Heatmap) -> bool:
+    if isinstance(mark, Heatmap):
+        return any(value is not None and math.isfinite(value) for row in mark.values for value in row)
+    return any(math.isfinite(value) for value in (mark.y if isinstance(mark, Curve) else mark.values))
 
 
 def _mark(values: Mapping[str, Any]) -> Curve | Bars | Heatmap:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from itertools import cycle
 
 from cflat.figures.model import Bars, Curve, FigureData
@@ -14,12 +15,36 @@ __all__ = [
     "GRID",
     "INK",
     "NAMED",
+    "OPTIMIZERS",
     "SEQUENTIAL",
+    "TITLES",
     "band_color",
     "group_colors",
     "group_of",
     "is_light",
+    "optimizer_colors",
+    "optimizer_of",
 ]
+
+OPTIMIZERS = {
+    "none": ("plain", "#4d4d4d", "#b9bec6"),
+    "sam": ("SAM", "#0072b2", "#4ba3de"),
+    "asam": ("ASAM", "#56b4e9", "#7cc8f2"),
+    "gsam": ("GSAM", "#7f3c8d", "#b47cc1"),
+    "msam": ("M-SAM", "#8c564b", "#c08d82"),
+    "looksam": ("LookSAM", "#b8860b", "#e0b040"),
+    "friendly_sam": ("Friendly SAM", "#cc79a7", "#dd97bd"),
+    "ss_sam": ("SS-SAM", "#3a8a8a", "#63b9b9"),
+    "ae_sam": ("AE-SAM", "#7d8c2a", "#aebc58"),
+    "gam": ("GAM", "#882255", "#cf6a9b"),
+    "c_flat": ("C-Flat", "#d55e00", "#f0803c"),
+    "c_flat_plus": ("C-Flat++", "#e69f00", "#f3bd4a"),
+    "c_flat_turbo": ("C-Flat Turbo", "#009e73", "#2fbf94"),
+}
+"""How papers write each optimizer, and its colour in every figure, on a light and on a dark page."""
+TITLES = {name: title for name, (title, _, _) in OPTIMIZERS.items()}
+_SHADES = (0.0, 0.45, -0.35, 0.7)
+"""Variants of one optimizer: its colour, then mixed with white (above 0) or black; more than these start anew."""
 
 COLORS = ("#4d4d4d", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9", "#7f3c8d")
 """Told apart by colour-blind readers (after Okabe and Ito); the first, grey, suits the plain reference."""
@@ -32,15 +57,20 @@ DIVERGING = ("#0b4f82", "#5f9fca", "#f5f5f2", "#e39a68", "#a8480a")
 NAMED = {"refreshed": "#009e73", "reused": "#56b4e9", "skipped": "#b8860b", "best trade-offs": INK}
 """Groups that look the same in every figure."""
 
+
+def _shade(color: str, amount: float) -> str:
+    """Mix a colour with white, or with black if the amount is negative.
+
+    >>> _shade("#004080", 0.5), _shade("#004080", -0.5)
+    ('#809fc0', '#002040')
+    """
+    end = 255 if amount > 0 else 0
+    parts = (int(color[place : place + 2], 16) for place in (1, 3, 5))
+    return "#" + "".join(f"{int(part + abs(amount) * (end - part)):02x}" for part in parts)
+
+
 DARK = {
-    "#4d4d4d": "#b9bec6",
-    "#0072b2": "#4ba3de",
-    "#d55e00": "#f0803c",
-    "#009e73": "#2fbf94",
-    "#cc79a7": "#dd97bd",
-    "#b8860b": "#e0b040",
-    "#56b4e9": "#7cc8f2",
-    "#7f3c8d": "#b47cc1",
+    **{_shade(light, s): _shade(dark, -0.6 * s) for _, light, dark in OPTIMIZERS.values() for s in _SHADES},
     INK: "#d5d9df",
     GRID: "#3a414b",
 }
@@ -54,14 +84,57 @@ def group_of(mark: Curve | Bars) -> str:
     return mark.name if mark.group is None else mark.group
 
 
+def optimizer_of(label: str) -> str | None:
+    """Return the optimizer that a label speaks of: its name or title, alone or followed by settings.
+
+    >>> optimizer_of("C-Flat Turbo, rho=0.1"), optimizer_of("+C-Flat, here"), optimizer_of("epoch 3")
+    ('c_flat_turbo', 'c_flat', None)
+    """
+    words = label.lstrip("+ ").lower()
+    for start, name in _LABELS.items():
+        if words == start or words.startswith((f"{start} ", f"{start},")):
+            return name
+    return None
+
+
+_LABELS = dict(
+    sorted(
+        {
+            **{title.lower(): name for name, title in TITLES.items()},
+            **{name: name for name in TITLES},
+            "turbo": "c_flat_turbo",
+            "reuse only": "c_flat_turbo",
+        }.items(),
+        key=lambda entry: -len(entry[0]),
+    )
+)
+"""What a label can begin with, the longest first: C-Flat Turbo is no C-Flat."""
+
+
 def group_colors(figure: FigureData, fixed: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return a colour for each group of a figure; ``fixed`` and `NAMED` ones keep theirs, and no other gets it."""
+    """Return a colour for each group of a figure.
+
+    ``fixed`` and `NAMED` ones keep theirs, optimizers have their own in every figure (their variants shades of it),
+    and all others get what is left.
+    """
     marks = [mark for panel in figure.panels for mark in panel.marks]
     groups = list(dict.fromkeys(group_of(mark) for mark in marks if isinstance(mark, Curve | Bars)))
-    known = {**NAMED, **(fixed or {})}
+    known = {**optimizer_colors(groups), **NAMED, **(fixed or {})}
     taken = {known[group] for group in groups if group in known}
     free = cycle([color for color in COLORS if color not in taken] or COLORS)
     return {group: known[group] if group in known else next(free) for group in groups}
+
+
+def optimizer_colors(labels: Iterable[str]) -> dict[str, str]:
+    """Return the colours of those labels that speak of an optimizer; several of one get shades, in their order."""
+    colors: dict[str, str] = {}
+    count: Counter[str] = Counter()
+    for label in labels:
+        name = optimizer_of(label)
+        if name is not None and label not in colors:
+            colors[label] = _shade(OPTIMIZERS[name][1], _SHADES[count[name] % len(_SHADES)])
+            count[name] += 1
+    return colors
 
 
 def band_color(color: str) -> str:

@@ -23,8 +23,16 @@ def probe_figure(result: Mapping[str, Any], title: str) -> FigureData:
             "|update - exact| / |exact|",
             _curves(result, [name for name in names if name != "C-Flat"], "error_exact"),
             "log",
+            empty="Nothing was reused in so few steps; probe more of them with --steps.",
         ),
-        Panel("Do cached directions last?", "radius rho", _lag(result), _stability(result), "log"),
+        Panel(
+            "Do cached directions last?",
+            "radius rho",
+            _lag(result),
+            _stability(result),
+            "log",
+            empty=f"The probe is shorter than two intervals of {_interval(result)} steps; probe more with --steps.",
+        ),
         Panel("Cost", "radius rho", "evaluations per step", _curves(result, names, "evaluations_per_step"), "log"),
     ]
     return FigureData("probe", title, panels, str(result["verdict"]), num_columns=2)
@@ -51,5 +59,8 @@ def _stability(result: Mapping[str, Any]) -> list[Any]:
 
 
 def _lag(result: Mapping[str, Any]) -> str:
-    interval = result["stability"][0]["interval"] if result["stability"] else 5
-    return f"cosine with {interval} steps earlier"
+    return f"cosine with {_interval(result)} steps earlier"
+
+
+def _interval(result: Mapping[str, Any]) -> int:
+    return int(result["stability"][0]["interval"]) if result["stability"] else 5

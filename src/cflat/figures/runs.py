@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import numpy as np
 
 from cflat.figures.model import MAX_POINTS, Bars, Curve, FigureData, Heatmap, Panel, downsampled
 
 __all__ = [
+    "COSTS",
     "OUTCOMES",
     "SPREAD",
     "RunGroup",
@@ -38,6 +39,9 @@ OUTCOMES = ("refreshed", "reused", "skipped")
 SPREAD = "Bands and whiskers: standard deviation over seeds."
 MAX_BANDS = 6
 """More curves than this are drawn without their bands, which would cover each other."""
+
+
+Cost: TypeAlias = Literal["images_per_second", "evaluations_per_step"]
 
 
 @dataclass(frozen=True)
@@ -125,10 +129,24 @@ def accuracy_heatmap(group: RunGroup) -> FigureData:
     return FigureData("accuracy-matrix", f"Accuracy by task: {group.name}", [panel], caption)
 
 
-def speed_front(groups: Sequence[RunGroup]) -> FigureData:
-    """Return speed against accuracy, with those marked that no other beats in both."""
-    points = [(_mean(group.images_per_second), 100 * _mean(group.average)) for group in groups]
-    front = pareto_front(points)
+COSTS: dict[Cost, tuple[str, str]] = {
+    "images_per_second": ("Speed against accuracy", "training images per second"),
+    "evaluations_per_step": ("Evaluations against accuracy", "evaluations (forward + backward) per step"),
+}
+"""What accuracy can be set against: its title and its axis. Wall time depends on the machine, a count does not."""
+
+
+def speed_front(groups: Sequence[RunGroup], cost: Cost = "images_per_second") -> FigureData:
+    """Return cost against accuracy, with those marked that no other beats in both.
+
+    Args:
+        groups: What to compare.
+        cost: The horizontal axis: speed, which is better to the right, or evaluations, which are better to the left.
+    """
+    title, label = COSTS[cost]
+    is_speed = cost == "images_per_second"
+    points = [(_mean(getattr(group, cost)), 100 * _mean(group.average)) for group in groups]
+    front = pareto_front([(x if is_speed else -x, y) for x, y in points])
     marks: list[Curve | Bars | Heatmap] = [
         Curve(group.name, [x], [y], style="points", labels=[group.name])
         for group, (x, y) in zip(groups, points, strict=True)
@@ -136,9 +154,13 @@ def speed_front(groups: Sequence[RunGroup]) -> FigureData:
     if len(front) > 1:
         best = sorted(points[index] for index in front)
         marks.append(Curve("best trade-offs", [x for x, _ in best], [y for _, y in best], style="dashed"))
-    panel = Panel("Speed against accuracy", "training images per second", "average accuracy (%)", marks)
-    caption = "Up and to the right is better; the dashed line joins those that no other beats in both."
-    return FigureData("speed-front", "Speed against accuracy", [panel], caption, meta={"front": front})
+    panel = Panel(title, label, "average accuracy (%)", marks)
+    caption = (
+        "Up is better, and so is to the right for images per second, to the left for evaluations; the dashed line "
+        "joins those that no other beats in both."
+    )
+    name = "speed-front" if is_speed else "evaluation-front"
+    return FigureData(name, title, [panel], caption, meta={"front": front})
 
 
 def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:

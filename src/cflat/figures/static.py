@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from textwrap import fill
 from typing import Any, Literal
 
 import matplotlib as mpl
@@ -24,6 +25,7 @@ from cflat.figures._scales import (
     counts_whole,
     diagonal_ends,
     is_named_beside,
+    label_places,
     short,
 )
 from cflat.figures.model import Bars, Curve, FigureData, Heatmap, Panel
@@ -125,7 +127,7 @@ def _draw_panel(axes: Axes, panel: Panel, colors: Mapping[str, str]) -> dict[str
         if isinstance(mark, Curve):
             line = _draw_curve(axes, mark, colors[group_of(mark)])
             if is_named_beside(mark, panel):
-                _name_points(axes, mark)
+                _name_points(axes, mark, label_places(panel))
             else:
                 entries.setdefault(mark.name, line)
         elif isinstance(mark, Heatmap):
@@ -133,6 +135,9 @@ def _draw_panel(axes: Axes, panel: Panel, colors: Mapping[str, str]) -> dict[str
     if bars:
         entries |= _draw_bars(axes, bars, colors)
     axes.set(xlabel=panel.x_label, ylabel=panel.y_label)
+    if not panel.has_data:
+        _say_why(axes, panel.empty)
+        return {}
     if counts_whole(panel):
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if panel.x_scale == "log":
@@ -145,6 +150,14 @@ def _draw_panel(axes: Axes, panel: Panel, colors: Mapping[str, str]) -> dict[str
         ends = diagonal_ends(panel)
         axes.plot(ends, ends, color=INK, linewidth=0.8, linestyle=":")
     return entries
+
+
+def _say_why(axes: Axes, reason: str) -> None:
+    """Put a sentence in the place of empty axes."""
+    axes.set(xticks=[], yticks=[])
+    axes.grid(visible=False)
+    centre: Any = {"transform": axes.transAxes, "ha": "center", "va": "center"}
+    axes.text(0.5, 0.5, fill(reason, 38), fontsize=9, style="italic", **centre)
 
 
 def _label_in_plain_numbers(axis: Axis) -> None:
@@ -177,10 +190,19 @@ def _draw_curve(axes: Axes, curve: Curve, color: str) -> Artist:
     return line
 
 
-def _name_points(axes: Axes, curve: Curve) -> None:
+def _name_points(axes: Axes, curve: Curve, places: Mapping[tuple[float, float], tuple[int, int]]) -> None:
     for x, y, text in zip(curve.x, curve.y, curve.labels or [], strict=True):
-        axes.annotate(text, (x, y), (0, 6), textcoords="offset points", fontsize=8, ha="center")
-    axes.margins(x=0.2, y=0.15)
+        across, up = places.get((x, y), (0, 1))
+        axes.annotate(
+            text,
+            (x, y),
+            (6 * across, 6 * up),
+            textcoords="offset points",
+            fontsize=8,
+            ha=("right", "center", "left")[across + 1],  # type: ignore[arg-type]
+            va=("top", "center", "bottom")[up + 1],  # type: ignore[arg-type]
+        )
+    axes.margins(x=0.25, y=0.2)
 
 
 def _draw_bars(axes: Axes, bars: list[Bars], colors: Mapping[str, str]) -> dict[str, Artist | BarContainer]:

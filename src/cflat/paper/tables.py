@@ -53,7 +53,7 @@ def write_reproduction(
     title = f"{found.exhibit.name}, scale {found.scale}"
     if plan.all_jobs:
         roots = [job.out for job in plan.all_jobs]
-        write_report(roots, files["page"], title, lead=lead, headlines=verdicts(found))
+        write_report(roots, files["page"], title, lead=lead, sentences=verdicts(found))
     else:
         write_page(ReportData(title, (), (lead,)), files["page"])
     return files

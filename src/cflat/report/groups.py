@@ -19,6 +19,15 @@ from cflat.report.records import RunRecord
 
 __all__ = ["Group", "differing_keys", "flat_settings", "group_records", "plain_text", "title_of"]
 
+_APART = (
+    "preset",
+    "data.root",
+    "runtime.threads",
+    "runtime.prefetch",
+    "train.checkpoint_minutes",
+    "train.check_purity",
+)
+"""Keys that say where and how a run was made, but not what comes out."""
 MAX_NAMED_KEYS = 3
 
 
@@ -40,6 +49,14 @@ class Group:
     def config(self) -> RunConfig:
         """The configuration of the first run."""
         return self.records[0].config
+
+    @property
+    def circumstances(self) -> str:
+        """Everything that can change a result but optimizer and seed; groups that share it can be compared."""
+        return json.dumps(
+            {key: value for key, value in self.settings.items() if not key.startswith((*_APART, "optimizer."))},
+            sort_keys=True,
+        )
 
     @property
     def finished(self) -> tuple[RunRecord, ...]:
@@ -148,10 +165,17 @@ def _scenario(config: RunConfig) -> str:
 
 
 def _variant(config: RunConfig, own: dict[str, Any], settings: Sequence[dict[str, Any]]) -> str:
-    """Name the optimizer and the keys that set a group apart from others with the same method, data and optimizer."""
-    same = ("method.name", "data.name", "optimizer.name")
-    rivals = [other for other in settings if all(other[key] == own[key] for key in same)]
-    keys = differing_keys(rivals)
+    """Name the optimizer and what sets a group apart.
+
+    That is: its optimizer's settings, if others of this optimizer have different ones, and all other keys in which the
+    groups of one method and dataset differ.
+    """
+    kin = [other for other in settings if all(other[key] == own[key] for key in ("method.name", "data.name"))]
+    rivals = [other for other in kin if other["optimizer.name"] == own["optimizer.name"]]
+    keys = [key for key in differing_keys(rivals) if key.startswith("optimizer.")]
+    keys += [key for key in differing_keys(kin) if not key.startswith((*_APART, "optimizer."))]
+    if len(rivals) > 1 and not keys:  # what sets them apart changes no result, but they have to be told apart
+        keys = differing_keys(rivals)
     shown = [f"{key.removeprefix('optimizer.')}={plain_text(own.get(key))}" for key in keys[:MAX_NAMED_KEYS]]
     return ", ".join([title_of(config.optimizer.name), *shown])
 

@@ -1,22 +1,35 @@
-"""The sentence at the top of a report: what was gained, how sure that is, and what it cost."""
+"""The sentences at the top of a report: what was gained, how sure that is, and what it cost.
+
+Compared are only groups that differ in the optimizer alone. Every number of a sentence is taken over the same seeds, so
+that the difference it states is that of the means it shows.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from cflat.metrics import PairedDifference, Spread, paired_difference
+from cflat.metrics import PairedDifference, Spread, paired_difference, spread
 from cflat.report.groups import Group
 
-__all__ = ["difference_to", "headline", "reference_of"]
+__all__ = ["difference_to", "families", "headlines", "reference_of"]
 
 SIGNIFICANT = 0.05
 VISIBLE_POINTS = 0.005
 """Smaller differences vanish in two digits."""
 
 
+def families(groups: Sequence[Group]) -> list[list[Group]]:
+    """Return the groups apart by everything but their optimizer: only those of one family can be compared."""
+    apart: dict[str, list[Group]] = {}
+    for group in groups:
+        apart.setdefault(group.circumstances, []).append(group)
+    return list(apart.values())
+
+
 def reference_of(groups: Sequence[Group]) -> Group | None:
-    """Return the group that the others of a scenario are compared with: the plain optimizer, or else the first."""
+    """Return the group that the others of a family are compared with: the plain optimizer, or else the first."""
     done = [group for group in groups if group.finished]
     return next((group for group in done if group.config.optimizer.name == "none"), done[0] if done else None)
 
@@ -28,46 +41,86 @@ def difference_to(reference: Group, group: Group, metric: str) -> PairedDifferen
     return paired_difference([ours[s] for s in seeds], [theirs[s] for s in seeds]) if seeds else None
 
 
-def headline(groups: Sequence[Group]) -> str:
-    """Return what to say about the groups of a scenario."""
-    reference = reference_of(groups)
-    if reference is None:
+def headlines(groups: Sequence[Group]) -> list[str]:
+    """Return what to say about the groups of a scenario: one sentence for each family."""
+    if not any(group.finished for group in groups):
         done = max(len(record.stage_accuracy) for group in groups for record in group.records)
-        return f"No run is finished yet; the furthest has learned {done} tasks."
-    others = [group for group in groups if group.finished and group is not reference]
-    if not others:
-        cost = reference.spread("evaluations_per_step").mean
-        return (
-            f"With {reference.variant}, accuracy is {_percent(reference.spread('avg'))} on average over the stream and "
-            f"{_percent(reference.spread('last'))} at its end, for {cost:.2f} evaluations per step."
-        )
-    best = max(others, key=lambda group: group.spread("avg").mean)
-    said = f"{_gain(best, reference)}{_at_the_end(best, reference)}, {_cost(best, reference)}."
-    return said + _cheaper(best, others, reference)
+        return [f"No run is finished yet; the furthest has learned {done} tasks."]
+    told = [[group for group in family if group.finished] for family in families(groups)]
+    compared = [family for family in told if len(family) > 1]
+    if compared:
+        return [_comparison(family) for family in compared]
+    alone = [family[0] for family in told if family]
+    if len(alone) == 1:
+        return [f"{_facts(alone[0])}."]
+    best = max(alone, key=lambda group: group.spread("avg").mean)
+    return [
+        f"No two of these {len(alone)} configurations differ in the optimizer alone, so that none is compared with "
+        f"another. {_facts(best)}, the highest average of them."
+    ]
 
 
-def _gain(group: Group, reference: Group) -> str:
-    found = difference_to(reference, group, "avg")
-    if found is None:
-        change = 100 * (group.spread("avg").mean - reference.spread("avg").mean)
-        sure = "on other seeds"
-    else:
-        change, sure = 100 * found.mean, _certainty(found)
+def _facts(group: Group) -> str:
+    cost = group.spread("evaluations_per_step").mean
+    return (
+        f"With {group.variant}, accuracy is {_percent(group.spread('avg'))} on average over the stream and "
+        f"{_percent(group.spread('last'))} at its end, for {cost:.2f} evaluations per step"
+    )
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """A group beside its reference, on the seeds that both have; on all of each if they share none."""
+
+    group: Group
+    reference: Group
+
+    @property
+    def is_paired(self) -> bool:
+        return difference_to(self.reference, self.group, "avg") is not None
+
+    def means(self, metric: str) -> tuple[Spread, Spread]:
+        """Return the spreads of both."""
+        ours, theirs = self.group.by_seed(metric), self.reference.by_seed(metric)
+        if self.is_paired:
+            seeds = [seed for seed in ours if seed in theirs]
+            ours, theirs = ({seed: values[seed] for seed in seeds} for values in (ours, theirs))
+        return spread(list(ours.values())), spread(list(theirs.values()))
+
+    def points(self, metric: str) -> float:
+        """Return the difference of the two means as they are written."""
+        ours, theirs = self.means(metric)
+        return round(100 * ours.mean, 2) - round(100 * theirs.mean, 2)
+
+
+def _comparison(family: Sequence[Group]) -> str:
+    reference = reference_of(family)
+    assert reference is not None
+    pairs = [_Pair(group, reference) for group in family if group is not reference]
+    best = max(pairs, key=lambda pair: pair.points("avg"))
+    return f"{_gain(best)}{_at_the_end(best)}, {_cost(best)}.{_cheaper(best, pairs)}"
+
+
+def _gain(pair: _Pair) -> str:
+    change = pair.points("avg")
+    ours, theirs = pair.means("avg")
+    found = difference_to(pair.reference, pair.group, "avg")
+    sure = "on other seeds" if found is None else _certainty(found)
     if abs(change) < VISIBLE_POINTS:
-        return f"{group.variant} is as accurate as {reference.variant} ({_percent(group.spread('avg'))}; {sure})"
-    verb = "gains" if change >= 0 else "loses"
-    means = f"{_percent(group.spread('avg'))} against {_percent(reference.spread('avg'))}"
+        return f"{pair.group.variant} is as accurate as {pair.reference.variant} ({_percent(ours)}; {sure})"
+    verb, over = ("gains", "over") if change > 0 else ("loses", "to")
     points = f"{abs(change):.2f} points of average accuracy"
-    return f"{group.variant} {verb} {points} {'over' if change >= 0 else 'to'} {reference.variant} ({means}; {sure})"
+    means = f"{_percent(ours)} against {_percent(theirs)}"
+    return f"{pair.group.variant} {verb} {points} {over} {pair.reference.variant} ({means}; {sure})"
 
 
-def _at_the_end(group: Group, reference: Group) -> str:
+def _at_the_end(pair: _Pair) -> str:
     """Say what the stream's end adds, where seeds can be paired."""
-    found = difference_to(reference, group, "last")
+    found = difference_to(pair.reference, pair.group, "last")
     if found is None or found.n < 2:
         return ""
     p = "" if math.isnan(found.p) else f" (p = {found.p:.2g})"
-    return f", with {100 * found.mean:+.2f} points at the end of the stream{p}"
+    return f", with {pair.points('last'):+.2f} points at the end of the stream{p}"
 
 
 def _certainty(found: PairedDifference) -> str:
@@ -80,22 +133,23 @@ def _certainty(found: PairedDifference) -> str:
     return f"{found.n} seeds cannot tell this from chance, p = {found.p:.2g}"
 
 
-def _cost(group: Group, reference: Group) -> str:
-    evaluations = group.spread("evaluations_per_step").mean
-    speed = group.spread("images_per_second").mean / max(reference.spread("images_per_second").mean, 1e-12)
-    return f"for {evaluations:.2f} evaluations per step at {speed:.2f} times its speed"
+def _cost(pair: _Pair) -> str:
+    evaluations, _ = pair.means("evaluations_per_step")
+    ours, theirs = pair.means("images_per_second")
+    speed = ours.mean / max(theirs.mean, 1e-12)
+    return f"for {evaluations.mean:.2f} evaluations per step at {speed:.2f} times its speed"
 
 
-def _cheaper(best: Group, others: Sequence[Group], reference: Group) -> str:
+def _cheaper(best: _Pair, pairs: Sequence[_Pair]) -> str:
     """Say where the cheapest of the others stands, if it is not the best."""
-    cheapest = min(others, key=lambda group: group.spread("evaluations_per_step").mean)
+    cheapest = min(pairs, key=lambda pair: pair.means("evaluations_per_step")[0].mean)
     if cheapest is best:
         return ""
-    change = 100 * (cheapest.spread("avg").mean - reference.spread("avg").mean)
-    cost = cheapest.spread("evaluations_per_step").mean
-    where = f"{abs(change):.2f} points {'above' if change >= 0 else 'below'} {reference.variant}"
-    return f" {cheapest.variant} needs {cost:.2f} evaluations per step and ends up {where}."
+    change, (cost, _) = cheapest.points("avg"), cheapest.means("evaluations_per_step")
+    where = f"{abs(change):.2f} points {'above' if change >= 0 else 'below'} {cheapest.reference.variant}"
+    return f" {cheapest.group.variant} needs {cost.mean:.2f} evaluations per step and is {where} on average."
 
 
 def _percent(value: Spread) -> str:
-    return f"{value.text(scale=100)}\u00a0%"
+    deviation = "" if math.isnan(value.std) else f" ± {100 * value.std:.2f}"
+    return f"{100 * value.mean:.2f}{deviation}\u00a0%"

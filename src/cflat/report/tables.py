@@ -22,14 +22,17 @@ def accuracy_table(groups: Sequence[Group]) -> Table:
     titles = [METRICS[name].title for name in HEADLINES]
     rows = []
     for group in done:
-        rivals = [other for other in done if other.scenario == group.scenario]
+        rivals = [other for other in done if other.circumstances == group.circumstances]
         reference = reference_of(rivals)
         cells = [_accuracy(group, name, rivals) for name in HEADLINES]
         alone = Cell("-" if len(rivals) == 1 else "reference")
         change = alone if reference is None or reference is group else _difference(group, reference)
         rows.append((Cell(group.name), Cell(str(len(group.finished)), len(group.finished)), *cells, change))
     definitions = "; ".join(f"{METRICS[name].title}: {METRICS[name].definition}" for name in HEADLINES)
-    note = f"In percent, ± standard deviation over seeds. {definitions}. The difference is paired by seed (t-test)."
+    note = (
+        f"In percent, ± standard deviation over seeds. {definitions}. "
+        "The difference is to the plain optimizer under the same settings, paired by seed (t-test)."
+    )
     return Table("Accuracy", ("runs", "seeds", *titles, "Avg against reference"), tuple(rows), note)
 
 
@@ -50,7 +53,7 @@ def cost_table(groups: Sequence[Group]) -> Table:
     )
     rows = []
     for group in groups:
-        reference = reference_of([other for other in groups if other.scenario == group.scenario]) or group
+        reference = reference_of([other for other in groups if other.circumstances == group.circumstances]) or group
         speed = group.spread("images_per_second")
         ratio = speed.mean / max(reference.spread("images_per_second").mean, 1e-12)
         rows.append(

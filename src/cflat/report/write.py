@@ -12,8 +12,9 @@ from cflat._errors import DataError
 from cflat._files import write_atomic
 from cflat.config.commands import flatten, reproduce_command
 from cflat.figures.model import FigureData
-from cflat.figures.palette import COLORS
+from cflat.figures.palette import optimizer_colors
 from cflat.figures.runs import (
+    COSTS,
     SweepPoint,
     Timeline,
     accuracy_curves,
@@ -27,7 +28,7 @@ from cflat.figures.runs import (
 )
 from cflat.report.build import build_page
 from cflat.report.groups import Group, differing_keys, group_records, plain_text, title_of
-from cflat.report.headlines import headline
+from cflat.report.headlines import headlines
 from cflat.report.model import Cell, Choices, Command, Folded, Problem, ReportData, Section, Table
 from cflat.report.records import RunRecord, read_records
 from cflat.report.tables import accuracy_table, cost_table, runs_table
@@ -68,7 +69,7 @@ def write_report(
     title: str | None = None,
     *,
     lead: Section | None = None,
-    headlines: Sequence[str] = (),
+    sentences: Sequence[str] = (),
 ) -> Report:
     """Write one self-contained page about all runs at or below some folders.
 
@@ -77,7 +78,7 @@ def write_report(
         out: The page.
         title: Its title; None makes one of methods and datasets.
         lead: What to show before everything else.
-        headlines: Sentences to put instead of the page's own.
+        sentences: What to say at the top instead of the page's own.
 
     Raises:
         DataError: If there is no run that can be read, or the page cannot be written.
@@ -85,8 +86,8 @@ def write_report(
     report = collect_report(roots, title)
     if lead is not None:
         sections = (lead, *report.data.sections)
-        sentences = tuple(headlines) or report.data.headlines
-        report = replace(report, data=replace(report.data, sections=sections, headlines=sentences))
+        said = tuple(sentences) or report.data.headlines
+        report = replace(report, data=replace(report.data, sections=sections, headlines=said))
     write_page(report.data, Path(out))
     return report
 
@@ -117,9 +118,8 @@ def collect_report(roots: Sequence[str | Path], title: str | None = None) -> Rep
         raise DataError(f"There is no run to report. {reasons}".rstrip())
     groups = group_records(records)
     scenarios = list(dict.fromkeys(group.scenario for group in groups))
-    sentences = [headline([group for group in groups if group.scenario == scenario]) for scenario in scenarios]
-    if len(scenarios) > 1:
-        sentences = [f"{scenario}: {sentence}" for scenario, sentence in zip(scenarios, sentences, strict=True)]
+    said = [(scenario, headlines([g for g in groups if g.scenario == scenario])) for scenario in scenarios]
+    sentences = [text if len(scenarios) == 1 else f"{scenario}: {text}" for scenario, texts in said for text in texts]
     if len(sentences) > MAX_HEADLINES:
         sentences[MAX_HEADLINES:] = [f"{len(sentences) - MAX_HEADLINES} more below."]
     variants = dict.fromkeys(group.variant for group in groups)
@@ -141,7 +141,7 @@ def collect_report(roots: Sequence[str | Path], title: str | None = None) -> Rep
         tuple(section for section in sections if section is not None),
         _facts(groups),
         tuple(problems),
-        {variant: COLORS[index % len(COLORS)] for index, variant in enumerate(variants)},
+        optimizer_colors(variants),
     )
     return Report(data, tuple(groups))
 
@@ -179,8 +179,15 @@ def _front(groups: Sequence[Group]) -> Section | None:
     done = [group for group in groups if group.finished]
     if len(done) < 2:
         return None
-    charts = _by_scenario(done, "Speed against accuracy", lambda own: speed_front([g.numbers() for g in own]))
-    return Section("front", "Trade-off", **charts)
+    scenarios = list(dict.fromkeys(group.scenario for group in done))
+    options = []
+    for scenario in scenarios:
+        numbers = [group.numbers() for group in done if group.scenario == scenario]
+        for cost in COSTS:
+            name = f"accuracy and {cost.replace('_', ' ')}"
+            options.append((name if len(scenarios) == 1 else f"{name}, {scenario}", speed_front(numbers, cost)))
+    text = "Images per second depend on the machine and on what else it does; evaluations per step are counted."
+    return Section("front", "Trade-off", text, choices=(Choices("Trade-off", tuple(options)),))
 
 
 def _cost(groups: Sequence[Group]) -> Section | None:
