@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
+import cflat
 from cflat.cli.listing import LISTS
 from cflat.cli.main import run_app
 from cflat.cli.options import safe_name
 from cflat.cli.output import percent
-from cflat.cli.progress import BarProgress
+from cflat.cli.progress import BarProgress, RunClock
 from cflat.config.documents import parse_overrides
 from cflat.config.presets import resolve_config
 from cflat.metrics import Spread
@@ -65,7 +69,7 @@ def test_a_run_tells_its_result_and_the_next_command(capsys: pytest.CaptureFixtu
 def test_progress_goes_to_standard_error_in_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_app(SMOKE) == 0
     captured = capsys.readouterr()
-    assert "task 2/2 (classes 5-9): cnn" in captured.err
+    assert re.search(r"task 2/2 \(\d, \d, \d, \d, \d\): cnn", captured.err)
     assert "\x1b" not in captured.err + captured.out
     assert "task 2/2" not in captured.out
 
@@ -74,8 +78,99 @@ def test_the_bar_of_a_terminal_shows_every_task(capsys: pytest.CaptureFixture[st
     bar = BarProgress("label")
     run(resolve_config(parse_overrides([*SMOKE[-2:], "method=icarl", "data=digits", "preset=smoke"])), observers=[bar])
     text = capsys.readouterr().err
-    assert "label task 1/2 (classes 0-4): cnn" in text
-    assert "label task 2/2 (classes 5-9): cnn" in text
+    assert "label task 1/2 (classes 0-4): cnn" in text  # without a folder nobody knows what the classes are called
+    assert re.search(r"label task 1/2 .*; about \d+ s left", text)
+    assert re.search(r"label task 2/2 \(classes 5-9\): cnn .* eval/step\n", text)
+
+
+def test_lines_of_progress_name_classes_and_the_time_left(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_app([*SMOKE, "--out", "told"]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    names = RunFolder(Path("told")).load_outline().title_of(0)
+    assert set(names.split(", ")) <= set("0123456789")
+    assert any(line.startswith(f"task 1/2 ({names}): cnn ") for line in lines)
+    assert re.search(r"task 1/2 epoch 1: loss .*, about \d+ s left", lines[0])
+
+
+def test_many_runs_are_numbered(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["compare", *SMOKE[1:], "--optimizers", "none,sam", "--seeds", "0", "data.train_per_class=4"]
+    assert run_app(arguments) == 0
+    told = capsys.readouterr().err
+    assert "[1/2] none-seed0: task 1/2" in told
+    assert "[2/2] sam-seed0: task 2/2" in told
+
+
+class Step(NamedTuple):
+    task: int
+    phase: str
+    epoch: int
+    step: int
+    num_epochs: int = 2
+    num_steps: int = 5
+
+
+def test_the_clock_counts_tasks_phases_and_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("cflat.cli.progress.time.monotonic", lambda: now[0])
+    clock = RunClock()
+    clock.on_run_start(num_tasks=4, first_task=2)
+    assert (clock.fraction, clock.left) == (0.5, "")
+    now[0] = 30.0
+    clock.on_step(Step(2, "train", 0, 4))
+    assert clock.fraction == 0.625
+    assert clock.left == "about 90 s left"  # an eighth took 30 s, three are to come
+    clock.on_step(Step(2, "merge", 1, 4))
+    assert clock.fraction == 0.75
+    clock.on_task_end(2)
+    clock.on_step(Step(3, "train", 1, 4))
+    assert clock.fraction == 0.875  # two phases are known of by now
+    clock.on_task_end(3)
+    assert (clock.fraction, clock.left) == (1.0, "")
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert output_of(capsys, "--version") == f"cflat {cflat.__version__}\n"
+
+
+def test_alone_list_and_reproduce_say_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert [row["list"] for row in json_of(capsys, "list")] == list(LISTS)
+    text = output_of(capsys, "reproduce")
+    assert "table11" in text
+    assert text.splitlines()[-1] == "Next: cflat reproduce table1 --scale smoke"
+
+
+@pytest.mark.parametrize("what", ["", *LISTS])
+def test_next_commands_of_lists_can_be_pasted(what: str, capsys: pytest.CaptureFixture[str]) -> None:
+    last = output_of(capsys, "list", *what.split()).splitlines()[-1]
+    _, program, *words = shlex.split(last)
+    assert program == "cflat"
+    is_long = words[0] in ("run", "reproduce") and "--dry-run" not in words
+    output_of(capsys, *words, *(["--dry-run"] if is_long else []))
+
+
+def test_next_commands_keep_what_was_chosen(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    plan = [*SMOKE, "--dry-run", "--out", "a folder/run", "optimizer=sam", "train.epochs=2", "data.train_per_class=5"]
+    wanted = json_of(capsys, *plan)
+    _, _, *words = shlex.split(output_of(capsys, *plan).splitlines()[-1])
+    assert json_of(capsys, *words, "--dry-run") == wanted
+    last = output_of(capsys, *words, "--quiet").splitlines()[-1]
+    _, _, *words = shlex.split(last)
+    assert words[0] == "compare"
+    found = json_of(capsys, *words, "--optimizers", "none,sam", "--seeds", "0", "--out", "compared")
+    assert [row["optimizer"] for row in found["rows"]] == ["none", "sam"]
+    config = RunFolder(tmp_path / "compared" / "sam-seed0").load_config()
+    assert config.to_dict() == {**wanted["config"], "optimizer": config.to_dict()["optimizer"]}
+
+
+def test_what_has_no_settings_is_not_called_none(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_app([*SMOKE, "optimizer.rho=0.1"]) == 2
+    assert capsys.readouterr().err == "cflat: Unknown key 'optimizer.rho'. It has no settings at all.\n"
+
+
+def test_a_plan_names_the_classes(capsys: pytest.CaptureFixture[str]) -> None:
+    tasks = json_of(capsys, *SMOKE, "--dry-run")["plan"]["tasks"]
+    assert sorted(name for task in tasks for name in task["class_names"]) == list("0123456789")
+    assert ", ".join(tasks[0]["class_names"]) in output_of(capsys, *SMOKE, "--dry-run")
 
 
 def test_a_dry_run_plans_and_does_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def command(
         return
     rows = [[figure.name, figure.title] for figure in figures]
     console().print(table(f"Figures in {folder / 'analysis'}", ["name", "what it shows"], rows, num_text=2))
-    next_command(f"cflat report {folder} -o report.html")
+    next_command(["cflat", "report", str(folder), "-o", "report.html"])
 
 
 def _subject(folders: list[str], layer: dict[str, object], out: Path | None) -> tuple[RunConfig, Path]:

@@ -34,8 +34,7 @@ def command(
     else:
         print(report.render())
         if report.ok:
-            next_command(
-                f"cflat run --method icarl --data {name} --preset smoke" + (f" --data-root {root}" if root else "")
-            )
+            place = ["--data-root", root] if root else []
+            next_command(["cflat", "run", "--method", "icarl", "--data", name, "--preset", "smoke", *place])
     if not report.ok:
         raise typer.Exit(1)

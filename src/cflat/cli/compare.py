@@ -56,6 +56,7 @@ def command(
     json: Json = False,
 ) -> None:
     """Compare optimizers on one method and dataset: mean and spread over seeds, paired differences."""
+    from cflat.config.commands import reproduce_command
     from cflat.studies.compare import compare, comparison_values, write_comparison
 
     layer = chosen_layer(
@@ -77,9 +78,8 @@ def command(
         return
     show_comparison(result)
     console().print(f"Results: {folder}\nPage:    {page}")
-    next_command(
-        f"cflat run --method {values['method']} --data {values['data']} --optimizer c_flat_turbo optimizer.rho=0.1"
-    )
+    last = result.rows[-1].summaries[0].config
+    next_command(reproduce_command(last) or ["cflat", "report", str(folder)])
 
 
 def show_comparison(result: SweepResult) -> None:

@@ -54,4 +54,4 @@ def command(
         return
     verb = "Wrote" if made.is_new else "Found"
     print(f"{verb} {made.path}: {made.size} features of {made.num_train} train and {made.num_test} test images")
-    next_command(f"cflat run --method replay --data features:{made.path}")
+    next_command(["cflat", "run", "--method", "replay", "--data", f"features:{made.path}"])

@@ -48,12 +48,19 @@ def job_executor(name: str, is_silent: bool, gpus: float = 1.0) -> Iterator[Exec
     from cflat.runs.ray_executor import RayExecutor
 
     shown: list[Observer] = []
+    totals: list[int] = []
 
     def observe(job: Job) -> Sequence[Observer]:
         if is_silent:
             return ()
-        shown.append(make_progress(job.out.name, every_epoch=False))
+        close_all(shown)
+        label = f"[{len(shown) + 1}/{sum(totals)}] {job.out.name}"
+        shown.append(make_progress(label, every_epoch=False, folder=job.out))
         return shown[-1:]
+
+    def in_order(jobs: Sequence[Job]) -> Iterator[Job]:
+        totals.append(len(jobs))
+        return SerialExecutor(observe, stop)(jobs)
 
     try:
         with stoppable() as stop:
@@ -61,7 +68,7 @@ def job_executor(name: str, is_silent: bool, gpus: float = 1.0) -> Iterator[Exec
                 ray = RayExecutor(gpus, stop)
                 yield ray if is_silent else partial(_tell_each, ray)
             else:
-                yield SerialExecutor(observe, stop)
+                yield in_order
     finally:
         close_all(shown)
 

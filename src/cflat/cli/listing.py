@@ -12,10 +12,11 @@ from cflat._registry import suggest
 from cflat.cli.options import Json
 from cflat.cli.output import console, emit_json, next_command, table
 
-__all__ = ["EXAMPLES", "command"]
+__all__ = ["EXAMPLES", "command", "list_recipes"]
 
 EXAMPLES = """\b
 Examples:
+  cflat list                         what can be listed
   cflat list optimizers
   cflat list recipes                 the tables and figures of the paper
   cflat list keys                    every key of a configuration
@@ -26,23 +27,34 @@ Rows = list[dict[str, Any]]
 
 
 def command(
-    what: Annotated[str, typer.Argument(help="optimizers, methods, datasets, ...; see below")],
+    what: Annotated[str | None, typer.Argument(help="optimizers, methods, datasets, ...; alone: what there is")] = None,
     of: Annotated[str | None, typer.Argument(metavar="[NAME]", help="With keys: a method or an optimizer")] = None,
     json: Json = False,
 ) -> None:
     """List optimizers, methods, datasets, backbones, presets, recipes (tables and figures), inputs or keys."""
+    if what is None:
+        _show([{"list": name, "what": text} for name, text in WHAT.items()], json, "cflat list optimizers")
+        return
     if what not in LISTS:
         raise ConfigError(f"Unknown list {what!r}.{suggest(what, list(LISTS))} Known: {', '.join(LISTS)}.")
     if of is not None and what != "keys":
         raise ConfigError(f"A name goes with keys only: cflat list keys {of}")
-    rows = _keys(of) if what == "keys" else LISTS[what]()
-    if json:
+    _show(_keys(of) if what == "keys" else LISTS[what](), json, NEXT[what])
+
+
+def list_recipes(as_json: bool) -> None:
+    """Show the tables and figures of the paper, and how to run one."""
+    _show(_recipes(), as_json, NEXT["recipes"])
+
+
+def _show(rows: Rows, as_json: bool, following: str) -> None:
+    if as_json:
         emit_json(rows)
         return
     columns = list(rows[0]) if rows else []
     cells = [[_text(row[column]) for column in columns] for row in rows]
     console().print(table("", columns, cells, num_text=len(columns)))
-    next_command(NEXT[what])
+    next_command(following)
 
 
 def _optimizers() -> Rows:
@@ -136,10 +148,20 @@ LISTS: dict[str, Callable[[], Rows]] = {
     "inputs": _inputs,
     "keys": _keys,
 }
+WHAT = {
+    "optimizers": "sharpness- and flatness-aware optimizers, with their cost",
+    "methods": "continual-learning methods",
+    "datasets": "datasets, and where their files are expected",
+    "backbones": "networks",
+    "presets": "complete settings to start from",
+    "recipes": "tables and figures of the paper",
+    "inputs": "ways from pixels to inputs",
+    "keys": "every key of a configuration; with a name: those of a method or an optimizer",
+}
 NEXT = {
     "optimizers": "cflat list keys c_flat_turbo",
     "methods": "cflat list keys icarl",
-    "datasets": "cflat check-data NAME --root DIR",
+    "datasets": "cflat check-data digits",
     "backbones": "cflat run --method icarl --data digits backbone=small_cnn",
     "presets": "cflat run --method icarl --data digits --preset smoke --dry-run",
     "recipes": "cflat reproduce table1 --scale smoke",

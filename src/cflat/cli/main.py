@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+import cflat
 from cflat._errors import CFlatError, shortened
 from cflat.cli import (
     analyze,
@@ -68,8 +69,17 @@ for _name, _module in (
     app.command(_name, epilog=_module.EXAMPLES)(_module.command)
 
 
+def _tell_version(is_asked: bool) -> None:
+    if is_asked:
+        print(f"cflat {cflat.__version__}")
+        raise typer.Exit
+
+
 @app.callback()
 def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Show the version, then stop")
+    ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show where an error comes from; may stand anywhere")] = False,
 ) -> None:
     """Take what stands before the command; `run_app` has read it already."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -71,9 +72,9 @@ def emit_json(values: Any) -> None:
     print(json.dumps(plain_values(values), indent=2, allow_nan=False))
 
 
-def next_command(command: str) -> None:
-    """End a command with the next useful one."""
-    print(f"Next: {command}")
+def next_command(command: str | Sequence[str]) -> None:
+    """End a command with the next useful one, ready to be pasted; words are quoted where a shell needs it."""
+    print(f"Next: {command if isinstance(command, str) else shlex.join(command)}")
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], num_text: int = 1) -> Table:

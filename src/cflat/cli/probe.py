@@ -57,6 +57,7 @@ def command(
     json: Json = False,
 ) -> None:
     """Compare the updates of the optimizers with the plain gradient and with exact C-Flat, over a grid of radii."""
+    from cflat.config.commands import compare_command
     from cflat.config.presets import radius_of, resolve_config
     from cflat.runs.interrupts import StopRequest
     from cflat.studies.probe import probe_run
@@ -92,10 +93,7 @@ def command(
     _show(found, resolved.method.name, resolved.data.name)
     console().print(f"Figure: {picture}")
     radius = found.suggested_rho if found.suggested_rho is not None else grid[0]
-    next_command(
-        f"cflat compare --method {resolved.method.name} --data {resolved.data.name} "
-        f"--optimizers none,c_flat,c_flat_turbo optimizer.rho={radius:g}"
-    )
+    next_command(compare_command(resolved, ("none", "c_flat", "c_flat_turbo"), rho=radius))
 
 
 def _radii(text: str | None, configured: float) -> tuple[float, ...]:

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -19,11 +20,11 @@ from rich.progress import (
 )
 
 from cflat.cli.output import percent
-from cflat.data import Task
+from cflat.data import Outline, Task
 from cflat.train import Observer
 from cflat.train.observer import StepEvent
 
-__all__ = ["BarProgress", "LineProgress", "close_all", "count_images", "make_progress"]
+__all__ = ["BarProgress", "LineProgress", "RunClock", "close_all", "count_images", "make_progress"]
 
 REFRESH_SECONDS = 0.25
 """Reading the loss waits for the device, so that it is done only so often."""
@@ -31,9 +32,15 @@ LINE_SECONDS = 10.0
 """Between two lines of progress where there is no terminal."""
 
 
-def make_progress(label: str = "", *, every_epoch: bool = True) -> Observer:
-    """Return the observer that suits where standard error goes."""
-    return BarProgress(label) if sys.stderr.isatty() else LineProgress(label, every_epoch=every_epoch)
+def make_progress(label: str = "", *, every_epoch: bool = True, folder: Path | None = None) -> Observer:
+    """Return the observer that suits where standard error goes.
+
+    Args:
+        label: Put before everything.
+        every_epoch: Whether lines tell of epochs, too.
+        folder: The run directory, which knows the names of the classes.
+    """
+    return BarProgress(label, folder) if sys.stderr.isatty() else LineProgress(label, folder, every_epoch=every_epoch)
 
 
 def close_all(observers: Iterable[Observer]) -> None:
@@ -44,87 +51,187 @@ def close_all(observers: Iterable[Observer]) -> None:
             close()
 
 
-class LineProgress(Observer):
+class RunClock:
+    """How much of a run is done, and how long the rest will take at the speed so far.
+
+    Tasks count alike, and within a task its phases; a method that trains in the first task alone turns out to be faster
+    than it looked.
+    """
+
+    def __init__(self) -> None:
+        self._start(1, 0)
+
+    def _start(self, num_tasks: int, first_task: int) -> None:
+        self.num_tasks = num_tasks
+        self.fraction = self._first = first_task / num_tasks
+        self._since = time.monotonic()
+        self._phases: list[str] = []
+        self._num_phases = 1
+
+    def on_run_start(self, num_tasks: int, first_task: int) -> None:
+        """Begin to count."""
+        self._start(num_tasks, first_task)
+
+    def on_step(self, event: StepEvent) -> None:
+        """Move on within a task."""
+        if event.phase not in self._phases:
+            self._phases.append(event.phase)
+        phase = self._phases.index(event.phase)
+        self._num_phases = max(self._num_phases, len(self._phases))
+        within = (event.epoch * event.num_steps + event.step + 1) / (event.num_epochs * event.num_steps)
+        self.fraction = (event.task + (phase + within) / self._num_phases) / self.num_tasks
+
+    def on_task_end(self, task: int) -> None:
+        """Move on to the next task."""
+        self.fraction, self._phases = (task + 1) / self.num_tasks, []
+
+    @property
+    def left(self) -> str:
+        """The time left in words; empty while it is not known and when nothing is left."""
+        done = self.fraction - self._first
+        if done <= 0 or self.fraction >= 1:
+            return ""
+        return f"about {_duration((time.monotonic() - self._since) / done * (1 - self.fraction))} left"
+
+
+def _duration(seconds: float) -> str:
+    """Return a time in the unit that people would choose.
+
+    >>> _duration(42), _duration(600), _duration(9000)
+    ('42 s', '10 min', '2.5 h')
+    """
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+class _Progress(Observer):
+    """What both kinds of progress know: the place in the run, and what its tasks are about."""
+
+    def __init__(self, label: str, folder: Path | None) -> None:
+        self.label = label
+        self.folder = folder
+        self.clock = RunClock()
+        self.num_tasks = 0
+        self._outline: Outline | None = None
+
+    def on_run_start(self, num_tasks: int, first_task: int) -> None:
+        """Begin to count; the run directory is described by now."""
+        self.num_tasks = num_tasks
+        self.clock.on_run_start(num_tasks, first_task)
+        if self.folder is not None:
+            from cflat.runs.folder import RunFolder
+
+            self._outline = RunFolder(self.folder).load_outline()
+
+    def _place(self, task: int, name: str) -> str:
+        return f"task {task + 1}/{self.num_tasks} ({self._outline.title_of(task) if self._outline else name})"
+
+    def _describe(self, record: dict[str, Any]) -> str:
+        """Return one line about a finished task: all scores, speed and evaluations, and how long the rest takes."""
+        self.clock.on_task_end(record["task"])
+        scores = ", ".join(
+            f"{name} {percent(value['stage_accuracy'])} %"
+            for name, value in record.items()
+            if isinstance(value, dict) and "stage_accuracy" in value
+        )
+        facts = [
+            f"{self._place(record['task'], record['name'])}: {scores}",
+            f"{record['images_per_second']:.0f} img/s, {record['evaluations_per_step']:.2f} eval/step",
+            self.clock.left,
+        ]
+        return "; ".join(fact for fact in facts if fact)
+
+
+class LineProgress(_Progress):
     """One line per task, and per epoch if asked for."""
 
-    def __init__(self, label: str = "", *, every_epoch: bool = True) -> None:
-        self.label = f"{label}: " if label else ""
+    def __init__(self, label: str = "", folder: Path | None = None, *, every_epoch: bool = True) -> None:
+        super().__init__(f"{label}: " if label else "", folder)
         self.every_epoch = every_epoch
-        self.num_tasks = 0
 
     def on_run_start(self, num_tasks: int, first_task: int) -> None:
         """Say where a resumed run goes on."""
-        self.num_tasks = num_tasks
+        super().on_run_start(num_tasks, first_task)
         if first_task:
             self._say(f"goes on with task {first_task + 1}/{num_tasks}")
+
+    def on_step(self, event: StepEvent) -> None:
+        """Keep count."""
+        self.clock.on_step(event)
 
     def on_epoch(self, record: dict[str, Any]) -> None:
         """Say the loss."""
         if self.every_epoch:
             evaluations = record["evaluations"] / max(1, record["steps"])
-            self._say(
-                f"task {record['task'] + 1}/{self.num_tasks} epoch {record['epoch'] + 1}: "
-                f"loss {record['loss']:.4f}, {evaluations:.2f} eval/step"
-            )
+            phase = "" if record["phase"] == "train" else f" {record['phase']}"
+            facts = [
+                f"task {record['task'] + 1}/{self.num_tasks}{phase} epoch {record['epoch'] + 1}: "
+                f"loss {record['loss']:.4f}, {evaluations:.2f} eval/step",
+                self.clock.left,
+            ]
+            self._say(", ".join(fact for fact in facts if fact))
 
     def on_task_end(self, record: dict[str, Any]) -> None:
         """Say the accuracy."""
-        self._say(describe_task(record, self.num_tasks))
+        self._say(self._describe(record))
 
     def _say(self, text: str) -> None:
         print(self.label + text, file=sys.stderr, flush=True)
 
 
-class BarProgress(Observer):
-    """A live bar with task, epoch, step, loss, images per second and evaluations per step."""
+class BarProgress(_Progress):
+    """A live bar over the whole run, with what it is doing, loss, images per second and time left."""
 
-    def __init__(self, label: str = "") -> None:
-        self.label = f"{label} " if label else ""
-        self.num_tasks = 0
+    def __init__(self, label: str = "", folder: Path | None = None) -> None:
+        super().__init__(f"{label} " if label else "", folder)
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
-            TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+            TextColumn("{task.percentage:.0f} %"),
             TextColumn("{task.fields[facts]}"),
             TimeElapsedColumn(),
             console=Console(stderr=True),
             transient=True,
         )
-        self._line = self._bar.add_task("", total=1, facts="")
+        self._line = self._bar.add_task(f"{self.label}reading data and network", total=1, facts="")
         self._shown = self._since = time.monotonic()
         self._images = self._evaluations = self._steps = 0
-
-    def on_run_start(self, num_tasks: int, first_task: int) -> None:
-        """Show the bar."""
-        self.num_tasks = num_tasks
         self._bar.start()
 
     def on_task_start(self, task: Task) -> None:
-        """Measure speed by task: what lies between tasks is not training."""
+        """Say what comes; speed is measured by task: what lies between tasks is not training."""
         self._since, self._images = time.monotonic(), 0
+        self._tell(f"{self._place(task.index, task.name)} preparing")
 
     def on_step(self, event: StepEvent) -> None:
         """Move the bar, a few times per second."""
         self._images += event.num_images
         self._evaluations += event.evaluations
         self._steps += 1
+        self.clock.on_step(event)
+        is_last = event.step + 1 == event.num_steps and event.epoch + 1 == event.num_epochs
         now = time.monotonic()
-        if now - self._shown < REFRESH_SECONDS:
+        if now - self._shown < REFRESH_SECONDS and not is_last:
             return
-        speed = self._images / (now - self._since)
-        place = f"task {event.task + 1}/{event.num_tasks} epoch {event.epoch + 1}/{event.num_epochs}"
-        self._bar.update(
-            self._line,
-            description=self.label + place,
-            completed=event.step + 1,
-            total=event.num_steps,
-            facts=f"loss {float(event.loss):.3f}  {speed:.0f} img/s  {self._evaluations / self._steps:.2f} eval/step",
-        )
         self._shown = now
+        place = f"task {event.task + 1}/{event.num_tasks}"
+        speed = self._images / (now - self._since)
+        facts = [
+            f"loss {float(event.loss):.3f}",
+            f"{speed:.0f} img/s",
+            f"{self._evaluations / self._steps:.2f} eval/step",
+            self.clock.left,
+        ]
+        if is_last:
+            self._tell(f"{place} wrapping up and testing", self.clock.left)
+            return
+        phase = "training" if event.phase == "train" else event.phase
+        self._tell(f"{place} {phase}, epoch {event.epoch + 1}/{event.num_epochs}", "  ".join(f for f in facts if f))
 
     def on_task_end(self, record: dict[str, Any]) -> None:
         """Print the accuracy above the bar; after the last task, take the bar away."""
-        self._bar.console.print(self.label + describe_task(record, self.num_tasks), highlight=False)
+        self._bar.console.print(self.label + self._describe(record), highlight=False, soft_wrap=True)
         if record["task"] + 1 == self.num_tasks:
             self.close()
 
@@ -132,20 +239,8 @@ class BarProgress(Observer):
         """Take the bar away."""
         self._bar.stop()
 
-
-def describe_task(record: dict[str, Any], num_tasks: int) -> str:
-    """Return one line about a finished task: all scores, speed and evaluations."""
-    found = [
-        (f"{label}{name}", value["stage_accuracy"])
-        for label, part in (("", record), ("validation ", record.get("validation", {})))
-        for name, value in part.items()
-        if isinstance(value, dict) and "stage_accuracy" in value
-    ]
-    scores = ", ".join(f"{name} {percent(accuracy)} %" for name, accuracy in found)
-    return (
-        f"task {record['task'] + 1}/{num_tasks} ({record['name']}): {scores}; "
-        f"{record['images_per_second']:.0f} img/s, {record['evaluations_per_step']:.2f} eval/step"
-    )
+    def _tell(self, what: str, facts: str = "") -> None:
+        self._bar.update(self._line, description=self.label + what, completed=self.clock.fraction, facts=facts)
 
 
 @contextmanager

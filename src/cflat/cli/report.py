@@ -58,7 +58,7 @@ def command(
     console().print(f"Page: {out} ({counts})")
     if files:
         console().print(f"Tables: {', '.join(map(str, files))}")
-    next_command(f"python -m webbrowser -t {out}")
+    next_command(["python", "-m", "webbrowser", "-t", str(out)])
 
 
 def _count(number: int, noun: str) -> str:

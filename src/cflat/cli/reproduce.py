@@ -9,6 +9,7 @@ import typer
 
 from cflat._errors import ConfigError
 from cflat.cli.jobs import ExecutorName, Gpus, job_executor, stoppable
+from cflat.cli.listing import list_recipes
 from cflat.cli.options import (
     DataRoot,
     Json,
@@ -42,7 +43,9 @@ Examples:
 
 
 def command(
-    name: Annotated[str, typer.Argument(help="table1, fig3, ... (see: cflat list recipes), or a YAML file")],
+    name: Annotated[
+        str | None, typer.Argument(help="table1, fig3, ..., or a YAML file; alone: all tables and figures")
+    ] = None,
     overrides: Overrides = None,
     scale: Annotated[str, typer.Option(help="paper (GPU), cpu (minutes per run) or smoke (seconds)")] = "paper",
     rows: Annotated[str, typer.Option(help="Only these methods or lines, separated by commas")] = "",
@@ -60,6 +63,9 @@ def command(
     json: Json = False,
 ) -> None:
     """Run a table or figure of the paper at a scale of your choice, and set it beside the published numbers."""
+    if name is None:
+        list_recipes(json)
+        return
     from cflat.paper.exhibits import load_exhibit
     from cflat.paper.reproduce import Request, plan_exhibit, reproduce, watched_config
     from cflat.paper.tables import write_reproduction

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -105,7 +106,7 @@ def _train(config: RunConfig, folder: Path, is_resumed: bool, observers: list[Ob
     from cflat.runs.run import run
 
     try:
-        with stoppable(f"Go on: cflat run --resume {folder}") as stop:
+        with stoppable(f"Go on: {shlex.join(['cflat', 'run', '--resume', str(folder)])}") as stop:
             return run(config, folder, resume=is_resumed, observers=observers, should_stop=stop)
     finally:
         close_all(observers)
@@ -115,7 +116,7 @@ def _observers(config: RunConfig, folder: Path, track: str | None, is_silent: bo
     from cflat.cli.progress import make_progress
     from cflat.runs.trackers import TrackerObserver, create_tracker
 
-    observers: list[Observer] = [] if is_silent else [make_progress()]
+    observers: list[Observer] = [] if is_silent else [make_progress(folder=folder)]
     if track is not None:
         observers.append(TrackerObserver(create_tracker(track, config, folder)))
     return observers
@@ -131,6 +132,7 @@ def _free_folder(config: RunConfig) -> Path:
 
 
 def _show(summary: RunSummary, folder: Path) -> None:
+    from cflat.config.commands import compare_command
     from cflat.metrics import METRICS
 
     rows = [
@@ -152,13 +154,12 @@ def _show(summary: RunSummary, folder: Path) -> None:
         f"{summary.cost['peak_memory_bytes'] / 2**20:.0f} MiB, {summary.seconds:.1f} s"
     )
     out.print(f"Results: {folder}")
-    next_command(
-        f"cflat compare --method {config.method.name} --data {config.data.name} "
-        f"--optimizers none,c_flat,c_flat_turbo --seeds 0,1,2"
-    )
+    next_command(compare_command(config, ("none", "c_flat", "c_flat_turbo")))
 
 
 def _show_plan(config: RunConfig, folder: Path, as_json: bool) -> None:
+    from cflat.config.commands import reproduce_command
+    from cflat.data.outline import shortlist
     from cflat.runs.plan import plan_run
 
     plan = plan_run(config)
@@ -169,12 +170,14 @@ def _show_plan(config: RunConfig, folder: Path, as_json: bool) -> None:
     rows: list[list[str]] = [
         [
             str(task.index),
-            task.name,
+            shortlist(task.class_names) if config.stream.scenario != "domain" else task.name,
             *map(str, (task.train_images, task.validation_images, task.test_images, task.steps)),
         ]
         for task in plan.tasks
     ]
-    columns = ["task", "name", "train images", "validation images", "test images", "steps"]
+    columns = ["task", "classes", "train images", "validation images", "test images", "steps"]
     console().print(table("", columns, rows, num_text=2))
     print(f"{plan.steps} steps without exemplars, {plan.evaluations} evaluations per step; run directory {folder}")
-    next_command("the same without --dry-run")
+    command = reproduce_command(config)
+    if command is not None:
+        next_command(f"{command} {shlex.join(['--out', str(folder)])}")

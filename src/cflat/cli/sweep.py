@@ -53,6 +53,8 @@ def command(
     folder = out or Path("runs") / safe_name("sweep", sweep.name)
     if dry_run:
         _show_plan(plan_sweep(sweep, folder), folder, json)
+        if not json:
+            next_command(["cflat", "sweep", str(file), "--out", str(folder), "--executor", executor])
         return
     with job_executor(executor, quiet or json, gpus) as chosen:
         result = run_sweep(sweep, folder, chosen)
@@ -62,7 +64,7 @@ def command(
         return
     _show(result)
     console().print(f"Results: {folder}/sweep.json, sweep.csv\nFigure:  {picture}\nPage:    {page}")
-    next_command(f"python -m webbrowser -t {page}")
+    next_command(["python", "-m", "webbrowser", "-t", str(page)])
 
 
 def _show(result: SweepResult) -> None:
@@ -96,4 +98,3 @@ def _show_plan(combinations: list[Combination], folder: Path, as_json: bool) -> 
     for _, job in jobs:
         print(f"{job.out}{'' if job.out in pending else '  finished'}")
     print(f"{len(jobs)} runs of {len(combinations)} combinations; {finished} finished")
-    next_command("the same without --dry-run")

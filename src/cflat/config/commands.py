@@ -1,18 +1,20 @@
-"""The command that repeats a run: what differs from its preset, and nothing else."""
+"""Commands that repeat a run or go on from it: what differs from its preset, and nothing else."""
 
 from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from cflat._errors import ConfigError
+from cflat.config.choices import parse_optimizer
 from cflat.config.documents import Layer, merge, parse_overrides
 from cflat.config.presets import PRESETS, default_preset, resolve_config
 from cflat.config.run_config import RunConfig
 
-__all__ = ["flatten", "reproduce_command"]
+__all__ = ["compare_command", "flatten", "reproduce_command"]
 
 MAX_ROUNDS = 4
 """A key that is added can change what the preset says about others; a few rounds settle it."""
@@ -23,26 +25,49 @@ def reproduce_command(config: RunConfig) -> str | None:
 
     A configuration without a preset is spelled out against the one that its dataset usually starts from.
     """
-    preset = config.preset if config.preset in PRESETS else default_preset(config.data.name)
-    named = {
-        "--method": config.method.name,
-        "--data": config.data.name,
-        "--optimizer": config.optimizer.name,
-        "--preset": None if preset == default_preset(config.data.name) else preset,
-        "--seed": str(config.seed),
-    }
+    overrides = _overrides_of(config)
+    if overrides is None:
+        return None
+    options = {"--optimizer": config.optimizer.name, "--preset": _preset_option(config), "--seed": str(config.seed)}
+    return _command("run", config, options, overrides)
+
+
+def compare_command(config: RunConfig, optimizers: Sequence[str], **settings: float) -> str:
+    """Return the ``cflat compare`` of several optimizers around a run, with settings that the optimizers share.
+
+    It has three seeds, and everything else as the run has it, as far as a command line can say it.
+    """
+    plain = replace(config, optimizer=parse_optimizer({"name": "none"}))
+    overrides = {key: value for key, value in (_overrides_of(plain) or {}).items() if not key.startswith("optimizer.")}
+    shared = {f"optimizer.{key}": value for key, value in settings.items()}
+    options = {"--optimizers": ",".join(optimizers), "--preset": _preset_option(config), "--seeds": "0,1,2"}
+    return _command("compare", config, options, {**overrides, **shared})
+
+
+def _command(name: str, config: RunConfig, options: Mapping[str, str | None], keys: Mapping[str, Any]) -> str:
+    named = {"--method": config.method.name, "--data": config.data.name, **options}
+    words = [word for option, value in named.items() if value is not None for word in (option, value)]
+    return shlex.join(["cflat", name, *words, *(f"{key}={_text(value)}" for key, value in keys.items())])
+
+
+def _preset(config: RunConfig) -> str:
+    return config.preset if config.preset in PRESETS else default_preset(config.data.name)
+
+
+def _preset_option(config: RunConfig) -> str | None:
+    return None if _preset(config) == default_preset(config.data.name) else _preset(config)
+
+
+def _overrides_of(config: RunConfig) -> dict[str, Any] | None:
+    """Return the keys in which a configuration differs from its preset."""
     start: Layer = {
         "method": {"name": config.method.name},
         "data": {"name": config.data.name},
         "optimizer": {"name": config.optimizer.name},
-        "preset": preset,
+        "preset": _preset(config),
         "seed": config.seed,
     }
-    overrides = _overrides(start, {**config.to_dict(), "preset": preset})
-    if overrides is None:
-        return None
-    options = [word for option, value in named.items() if value is not None for word in (option, value)]
-    return shlex.join(["cflat", "run", *options, *(f"{key}={_text(value)}" for key, value in overrides.items())])
+    return _overrides(start, {**config.to_dict(), "preset": _preset(config)})
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

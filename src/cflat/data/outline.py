@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -14,7 +14,26 @@ from cflat.data.pixels import ArrayPixels
 from cflat.data.stream import Scenario, Stream, Task
 from cflat.data.vectors import vector_size
 
-__all__ = ["Outline"]
+__all__ = ["Outline", "shortlist"]
+
+
+MAX_LETTERS = 40
+"""Names that are longer together are cut."""
+
+
+def shortlist(names: Sequence[str]) -> str:
+    """Return names in a line that is not too long; at least one of them is named.
+
+    >>> shortlist(["cat", "dog"]), shortlist(["sulphur-crested cockatoo", "giant panda", "tea pot"])
+    ('cat, dog', 'sulphur-crested cockatoo and 2 more')
+    """
+    if len(", ".join(names)) <= MAX_LETTERS:
+        return ", ".join(names)
+    shown = 1
+    while len(", ".join(names[: shown + 1])) <= MAX_LETTERS - 12:
+        shown += 1
+    more = len(names) - shown
+    return ", ".join(names[:shown]) + (f" and {more} more" if more else "")
 
 
 @dataclass(frozen=True)
@@ -45,6 +64,11 @@ class Outline:
             return self.class_names
         prefix = f"{self.tasks[0][0]}/"
         return tuple(name.removeprefix(prefix) for name in self.class_names[: self.label_modulus])
+
+    def title_of(self, task: int) -> str:
+        """Return what a task is about: its domain, or the names of its classes."""
+        name, labels = self.tasks[task]
+        return name if self.scenario == "domain" else shortlist(self.class_names[labels.start : labels.stop])
 
     def empty_tasks(self, num_tasks: int) -> list[Task]:
         """Return the first tasks without their images: enough for `Method.grow`."""

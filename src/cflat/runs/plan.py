@@ -25,6 +25,7 @@ class TaskPlan:
     validation_images: int
     steps: int
     """Of all epochs, without exemplars and the method's own phases."""
+    class_names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -59,5 +60,6 @@ def plan_run(config: RunConfig) -> RunPlan:
         steps = epochs * math.ceil(len(task.train) / images_per_step)
         held_out = 0 if task.validation is None else len(task.validation)
         counts = (len(task.train), len(task.test), held_out)
-        tasks.append(TaskPlan(task.index, task.name, task.num_classes, *counts, steps))
+        names = stream.class_names[task.classes.start : task.classes.stop]
+        tasks.append(TaskPlan(task.index, task.name, task.num_classes, *counts, steps, names))
     return RunPlan(tuple(tasks), get_optimizer_spec(config.optimizer.name).evaluations, stream.fingerprint())
