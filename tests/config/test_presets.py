@@ -13,7 +13,9 @@ from cflat.methods import get_method_spec, list_methods
 DATASETS = [f"{spec.name}:/data" if spec.takes_path else spec.name for spec in list_datasets()]
 
 
-def resolve(method: str, data: str, preset: str, backbone: str | None = None, **chosen: object) -> RunConfig:
+def resolve(
+    method: str | dict[str, object], data: str, preset: str, backbone: str | None = None, **chosen: object
+) -> RunConfig:
     section = {"weights": "timm", **({"name": backbone} if backbone else {})}
     return resolve_config({"method": method, "data": data, "preset": preset, "backbone": section, **chosen})
 
@@ -62,6 +64,59 @@ def test_pilot_has_the_toolbox_budget_and_its_quirks_and_paper_has_not() -> None
     assert (paper.memory_total, paper.align, paper.specialised_init) == (None, True, "backbone")
     elsewhere = resolve("memo", "imagenet_r", "paper")
     assert (elsewhere.train.epochs, elsewhere.method.settings.align) == (10, True)
+
+
+@pytest.mark.parametrize("method", ["icarl", "memo"])
+def test_what_the_papers_table_leaves_out_is_the_toolboxes(method: str) -> None:
+    config = resolve(method, "cifar100", "paper")
+    assert (config.base.weight_decay, config.base.first_weight_decay) == (2e-4, 5e-4)
+    assert config.method.settings.memory_per_class == 20
+    total = resolve({"name": method, "memory_total": 2000}, "cifar100", "paper").method.settings
+    assert (total.memory_total, total.memory_per_class) == (2000, None)  # the other reading of "Exemplar 20"
+
+
+@pytest.mark.parametrize(
+    ("method", "data", "epochs", "lr", "batch_size", "weight_decay"),
+    [
+        ("aper", "cifar100", 20, 0.01, 48, 5e-4),
+        ("aper", "cub200", 20, 0.01, 48, 5e-4),
+        ("aper", "imagenet_r", 10, 0.05, 16, 5e-3),
+        ("ranpac", "cub200", 20, 0.01, 48, 5e-4),
+        ("ranpac", "imagenet_r", 10, 0.05, 16, 5e-3),
+    ],
+)
+def test_adapters_have_the_rows_of_the_toolbox_and_the_authors(
+    method: str, data: str, epochs: int, lr: float, batch_size: int, weight_decay: float
+) -> None:
+    for preset in ("paper", "pilot"):
+        config = resolve(method, data, preset)
+        assert (config.train.epochs, config.base.lr, config.train.batch_size) == (epochs, lr, batch_size)
+        assert (config.base.weight_decay, config.base.schedule) == (weight_decay, "cosine")
+
+
+def test_duct_is_pilots_outside_domainnet_and_the_authors_there() -> None:
+    pilot, authors = (resolve("duct", data, "pilot").method.settings for data in ("cifar100", "domainnet"))
+    assert (pilot.similarity_scales, pilot.reset_sigma, pilot.normalize_plan, pilot.sinkhorn) == (
+        True,
+        False,
+        False,
+        "plain",
+    )
+    assert (authors.similarity_scales, authors.reset_sigma, authors.sinkhorn) == (False, True, "plain")
+    assert authors.regularization == 0.01
+    sound = resolve("duct", "domainnet", "paper").method.settings
+    assert (sound.similarity_scales, sound.reset_sigma, sound.normalize_plan, sound.sinkhorn) == (
+        True,
+        False,
+        True,
+        "log",
+    )
+
+
+def test_milestones_from_scratch_are_pycils() -> None:
+    for method, later in (("icarl", (80, 120)), ("memo", (80, 120, 150))):
+        config = resolve(method, "cifar100", "pilot", backbone="resnet32")
+        assert (config.base.first_milestones, config.base.milestones) == ((60, 120, 170), later)
 
 
 def test_a_network_from_scratch_gets_the_settings_for_that() -> None:

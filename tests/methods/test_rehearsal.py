@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch.nn import functional
 
-from cflat.methods import get_method_spec
+from cflat.methods import StreamInfo, create_method, get_method_spec
 from cflat.methods.icarl import distillation
-from cflat.methods.memo import align_weights_
+from cflat.methods.memo import MEMOConfig, align_weights_
+from cflat.nn.backbone import create_backbone
 from cflat.nn.heads import LinearHead
 from runs import tiny_method, tiny_run, tiny_stream
 
@@ -89,3 +90,21 @@ def test_alignment_equalises_mean_row_norms():
     norms = head.weight.norm(dim=1)
     torch.testing.assert_close(norms[:4].mean(), norms[4:].mean())
     assert torch.equal(head.weight[:4], old)
+
+
+def test_a_random_specialised_stage_of_a_vit_is_its_last_block_alone():
+    backbone = create_backbone("vit_smoke", image_size=8)
+    with torch.no_grad():
+        backbone.model.norm.weight.fill_(3.0)
+    stream = tiny_stream()
+    info = StreamInfo("class", stream.num_classes)
+    stages = [
+        create_method("memo", backbone, info, MEMOConfig(specialised_init=kind)).network.stages[0]
+        for kind in ("backbone", "random")
+    ]
+    own, anew = (dict(stage.named_parameters()) for stage in stages)
+    changed = {name for name in own if not torch.equal(own[name], anew[name])}
+    assert any(name.startswith("0.attn") for name in changed)
+    assert any(name.startswith("0.mlp") for name in changed)
+    assert not [name for name in changed if not name.startswith("0.")]  # the final norm keeps its weights
+    assert torch.equal(anew["1.weight"], torch.full((64,), 3.0))

@@ -152,6 +152,33 @@ def test_singular_matrices_get_a_larger_ridge_and_a_word(caplog: pytest.LogCaptu
         ridge_solution(torch.full((2, 2), torch.nan), torch.ones(2, 1), 1.0)
 
 
-def test_one_row_cannot_be_split() -> None:
+def test_one_row_cannot_be_split_and_keeps_the_ridge_before() -> None:
+    head = RidgeHead(6, 10, seed=0)
     with pytest.raises(ValueError, match="must be at least 2, got 1"):
-        RidgeHead(6, 10, seed=0).fit(torch.randn(1, 6), torch.tensor([0]), seed=0)
+        head.select_ridge(torch.randn(1, 6), torch.tensor([0]), seed=0)
+    head.fit(torch.ones(1, 6), torch.tensor([0]), seed=0)
+    assert float(head.ridge) == 1.0
+    features, labels = problem(60)
+    head.fit(features, labels, seed=0)
+    before = float(head.ridge)
+    head.fit(torch.ones(1, 6), torch.tensor([7]), seed=0)
+    assert float(head.ridge) == before
+    assert head.num_classes == 8
+
+
+_LARGEST = torch.finfo(torch.float32).max
+
+
+@pytest.mark.parametrize("ridge", [0.0, 1e-300, 1e-8, 1.0])
+@pytest.mark.parametrize(
+    "scale", [0.0, 1e-30, 1.0, 1e9, _LARGEST / 1e3, _LARGEST, -1.0, -_LARGEST, torch.inf, torch.nan]
+)
+def test_every_gram_matrix_has_an_answer_or_a_sentence(scale: float, ridge: float) -> None:
+    gram = scale * torch.tensor([[1.0, 2.0], [2.0, 1.0]])  # indefinite
+    if 3 * abs(scale) <= _LARGEST / 10:
+        solution, used = ridge_solution(gram, torch.ones(2, 1), ridge)
+        assert solution.isfinite().all()
+        assert used >= ridge
+    else:
+        with pytest.raises(ValueError, match="too large"):
+            ridge_solution(gram, torch.ones(2, 1), ridge)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import logging
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.nn import functional
 
 from cflat.nn.backbone import create_backbone
 from cflat.nn.surgery import (
@@ -150,3 +152,30 @@ def test_transport_ratio_and_plan_scale() -> None:
     small = transport_rows(old_rows, new_rows, *means, ratio=1.0, normalize_plan=False)
     torch.testing.assert_close(full, 3 * small)
     assert full.abs().max() <= new_rows.abs().max() + 1e-4
+
+
+def test_plain_sinkhorn_vanishes_where_the_public_codes_does(caplog: pytest.LogCaptureFixture) -> None:
+    torch.manual_seed(0)
+    old, new = 10 * functional.normalize(torch.randn(5, 8)), 10 * functional.normalize(torch.randn(5, 8)) + 20
+    assert torch.cdist(new, old).min() > 745 * 0.02  # as between the class means of DomainNet
+    rows = torch.randn(5, 8), torch.randn(5, 8)
+    assert float(transport_plan(new, old, regularization=0.02).sum()) == pytest.approx(1, abs=1e-3)
+    with caplog.at_level(logging.WARNING):
+        plan = transport_plan(new, old, regularization=0.02, sinkhorn="plain")
+    assert float(plan.sum()) == 0
+    assert "misses its marginals" in caplog.text
+    moved = transport_rows(*rows, old, new, ratio=0.25, sinkhorn="plain")
+    torch.testing.assert_close(moved, 0.75 * rows[0])
+    both = [transport_plan(new, old, regularization=2.0, sinkhorn=kind) for kind in ("log", "plain")]
+    torch.testing.assert_close(*both, atol=1e-6, rtol=0)
+
+
+def test_a_plan_that_is_far_from_its_marginals_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    torch.manual_seed(0)
+    with caplog.at_level(logging.WARNING):
+        transport_plan(50 * torch.randn(40, 8), 50 * torch.randn(40, 8), regularization=1e-3)
+    assert "misses its marginals" in caplog.text
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        transport_plan(torch.randn(6, 8), torch.randn(6, 8), regularization=0.5)
+    assert not caplog.text

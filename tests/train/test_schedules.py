@@ -34,6 +34,14 @@ def test_multistep_is_torchs(milestones):
     assert [lr_factor(settings, e, 20) for e in range(20)] == pytest.approx(expected)
 
 
+def test_the_first_task_has_its_own_milestones_if_it_is_given_some():
+    settings = BaseSettings(schedule="multistep", milestones=(8,), first_milestones=(2, 4), gamma=0.5)
+    first, later = ([lr_factor(settings, e, 10, is_first_task=flag) for e in (1, 3, 5, 9)] for flag in (True, False))
+    assert (first, later) == ([1, 0.5, 0.25, 0.25], [1, 1, 1, 0.5])
+    shared = BaseSettings(schedule="multistep", milestones=(8,))
+    assert lr_factor(shared, 9, 10, is_first_task=True) == pytest.approx(0.1)
+
+
 def test_constant_stays_and_warmup_rises():
     assert [lr_factor(BaseSettings(), e, 3) for e in range(3)] == [1, 1, 1]
     rising = [lr_factor(BaseSettings(warmup_epochs=3), e, 6) for e in range(6)]

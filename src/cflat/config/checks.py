@@ -135,8 +135,10 @@ def _check_memory(method: Choice, spec: DatasetSpec) -> None:
 def _check_base(base: BaseSettings) -> None:
     if base.schedule == "multistep" and not base.milestones:
         raise ConfigError("base.schedule 'multistep' needs base.milestones, for example base.milestones=[10,15].")
-    if list(base.milestones) != sorted(set(base.milestones)):
-        raise ConfigError(f"base.milestones must ascend, got {list(base.milestones)}.")
+    for key in ("milestones", "first_milestones"):
+        epochs = list(getattr(base, key) or ())
+        if epochs != sorted(set(epochs)):
+            raise ConfigError(f"base.{key} must ascend, got {epochs}.")
 
 
 def _check_runtime(runtime: RuntimeSettings) -> None:

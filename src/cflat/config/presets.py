@@ -74,7 +74,8 @@ def preset_layer(preset: str, method: MethodSpec, data: DatasetSpec, backbone: A
         raise ConfigError(f"preset {preset!r} is made for photographs; use cpu or smoke for {data.name}.")
     family = backbone_family(backbone) if isinstance(backbone, str) else None
     is_scratch = preset in ("paper", "pilot") and family in ("resnet", "other")
-    recipe = SCRATCH if is_scratch else _recipe(preset, method.name, data)
+    scratch = SCRATCH.get(method.name, SCRATCH["*"])
+    recipe = scratch if is_scratch else _recipe(preset, method.name, data)
     settings = {**_method_settings(preset, method, data, recipe), "name": method.name}
     return merge(
         recipe.layer(),

@@ -24,7 +24,7 @@ from cflat.methods._catalog import register_method
 from cflat.nn.backbone import Backbone
 from cflat.nn.heads import CosineHead, NearestMeanHead
 from cflat.nn.surgery import frozen_copy, load_parameters_, merge_weights, named_weights, weight_delta
-from cflat.nn.transport import transport_rows
+from cflat.nn.transport import Sinkhorn, transport_rows
 
 __all__ = ["DUCT", "DUCTConfig"]
 
@@ -44,9 +44,11 @@ class DUCTConfig:
     retrain_epochs: CountOrZero = 5
     """Epochs in which the head alone is trained on the merged backbone; at least 0."""
     similarity_scales: Flag = True
-    """Scale each weight change by s_b as the paper does; False is s_b = 1, as in the authors' later code."""
+    """Scale each weight change by s_b as the paper and PILOT do; False is s_b = 1, as in the authors' later code."""
     normalize_plan: Flag = True
-    """Mix in averages of new rows; False leaves out the factor n_a, as public code does, and changes almost nothing."""
+    """Mix in averages of new rows; False leaves out the factor n_a, as public code does."""
+    sinkhorn: Sinkhorn = "log"
+    """plain is public code's: its plan vanishes where distances exceed 745 times the regularization."""
     zero_rows: Flag = False
     """Start later blocks from zeros as PILOT does: their first gradient is some 1e12 times too large."""
     reset_sigma: Flag = False
@@ -138,6 +140,7 @@ class DUCT(Method):
                 regularization=self.config.regularization,
                 ratio=self.config.transport_ratio,
                 normalize_plan=self.config.normalize_plan,
+                sinkhorn=self.config.sinkhorn,
             )
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:

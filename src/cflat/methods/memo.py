@@ -32,7 +32,7 @@ class MEMOConfig(MemoryConfig):
     align: Flag = True
     """Scale the new classes' weights to the norm of the old ones after each task."""
     specialised_init: Literal["backbone", "random"] = "backbone"
-    """The first specialised stage starts from the backbone's own, or at random, as a ViT in PILOT does."""
+    """The first specialised stage starts from the backbone's own, or at random, as the last block of PILOT's ViT."""
 
 
 @register_method(
@@ -107,7 +107,10 @@ class MEMONetwork(nn.Module):
         super().__init__()
         self.generalised, stage = split_backbone(backbone)
         if random_stage:
-            stage.apply(_reinitialise_)
+            # The last block of a ViT or the last stage of a ResNet, which is a part's first member; a ViT's final norm
+            # stands behind it and keeps its weights.
+            first, *_ = stage.children()
+            first.apply(_reinitialise_)
         self.stages = nn.ModuleList([stage])
         self.stage_dim = backbone.feature_dim
         self.head = LinearHead(backbone.feature_dim)

@@ -7,6 +7,7 @@ projected features ever seen, so that tasks in any order give the solution of al
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
@@ -23,6 +24,8 @@ __all__ = ["RIDGES", "RidgeHead", "ridge_errors", "ridge_solution"]
 logger = logging.getLogger(__name__)
 
 RIDGES: tuple[float, ...] = tuple(10.0**exponent for exponent in range(-8, 9))
+USUAL = 1.0
+"""The middle of `RIDGES`."""
 _NUM_CHUNK_ROWS = 2048  # projected features in memory at a time: 80 MB at 10,000 projections
 
 
@@ -145,8 +148,11 @@ class RidgeHead(GrowingModule):
         self.ridge.fill_(used)
 
     def fit(self, features: Tensor, labels: Tensor, *, seed: int) -> None:
-        """Take in one task: choose the ridge on its features, accumulate them, solve for all classes."""
-        ridge = self.select_ridge(features, labels, seed=seed)
+        """Take in one task: choose the ridge on its features, accumulate them, solve for all classes.
+
+        A task with a single image has nothing to validate on; it keeps the ridge of the task before, or has `USUAL`.
+        """
+        ridge = self.select_ridge(features, labels, seed=seed) if len(features) > 1 else float(self.ridge) or USUAL
         self.accumulate(features, labels)
         self.solve(ridge)
 
@@ -195,18 +201,24 @@ def ridge_solution(gram: Tensor, sums: Tensor, ridge: float) -> tuple[Tensor, fl
     """Return ``(gram + ridge * identity)^-1 sums`` by Cholesky, and the ridge that was used.
 
     A ridge below the rounding errors of ``gram`` leaves no positive definite matrix (a plain solve would return
-    noise): then it is raised tenfold until there is one.
+    noise): then it is raised tenfold until there is one. At the largest sum of a row, every matrix is one.
+
+    Raises:
+        ValueError: If the features are not finite, or so large that their sums are not.
     """
-    if not gram.isfinite().all():
-        raise ValueError("The features contain NaN or infinity; a ridge regression on them has no solution.")
-    used = ridge
-    while True:
+    largest = float(gram.abs().sum(dim=1).max())
+    if not math.isfinite(largest) or not sums.isfinite().all():
+        raise ValueError("The features contain NaN or infinity, or are too large to be summed.")
+    smallest = max(largest, 1.0) * torch.finfo(gram.dtype).eps
+    used, info = ridge, torch.ones(())
+    while info:
         damped = gram.clone()
         damped.diagonal().add_(used)
         factor, info = torch.linalg.cholesky_ex(damped)
-        if not info:
-            break
-        used *= 10
+        if info:
+            if used > 10 * largest:
+                raise ValueError("The features are too large, or contain NaN; no ridge makes their sums definite.")
+            used = 10 * used or smallest
     if used != ridge:
         logger.warning("Ridge %g is below the rounding errors of the Gram matrix; used %g.", ridge, used)
     return torch.cholesky_solve(sums, factor), used

@@ -2,37 +2,63 @@
 
 from __future__ import annotations
 
+import logging
+import warnings
+from typing import Literal, TypeAlias
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from cflat._errors import check
 
-__all__ = ["transport_plan", "transport_rows"]
+__all__ = ["Sinkhorn", "transport_plan", "transport_rows"]
+
+logger = logging.getLogger(__name__)
+
+Sinkhorn: TypeAlias = Literal["log", "plain"]
+
+METHODS = {"log": "sinkhorn_log", "plain": "sinkhorn"}
+"""Names in POT."""
+ITERATIONS = (1000, 10_000)
+"""As public code has it, and once more if that is too few."""
+CLOSE = 1e-4
+"""Mass, of 1 in all, that rows and columns may miss without a word."""
 
 
-def transport_plan(new_means: Tensor, old_means: Tensor, *, regularization: float) -> Tensor:
+def transport_plan(
+    new_means: Tensor, old_means: Tensor, *, regularization: float, sinkhorn: Sinkhorn = "log"
+) -> Tensor:
     """Return the entropic plan between two sets of class means, (num_new, num_old), uniform marginals.
 
     Args:
         new_means: Mean features of the new classes, (num_new, D).
         old_means: Mean features of the old classes, (num_old, D).
         regularization: Entropy weight of Sinkhorn in units of the Euclidean distance; must be positive.
+        sinkhorn: ``log`` works with logarithms and is right for any regularization. ``plain`` is the public code's:
+            where all distances are above 745 times the regularization its kernel is 0, and so is its plan.
     """
     import ot
 
     check("regularization", regularization, above=0)
     cost = torch.cdist(new_means.double(), old_means.double()).cpu().numpy()
     num_new, num_old = cost.shape
-    # In the log domain: distances of tens against a regularization of 0.02 underflow otherwise.
-    plan = ot.sinkhorn(
-        np.full(num_new, 1 / num_new),
-        np.full(num_old, 1 / num_old),
-        cost,
-        regularization,
-        method="sinkhorn_log",
-        warn=False,
-    )
+    marginals = np.full(num_new, 1 / num_new), np.full(num_old, 1 / num_old)
+    for iterations in ITERATIONS:
+        with warnings.catch_warnings(), np.errstate(all="ignore"):
+            warnings.simplefilter("ignore")  # of numbers that underflow; what is missing then is told below
+            plan = ot.sinkhorn(*marginals, cost, regularization, METHODS[sinkhorn], numItermax=iterations, warn=False)
+        missing = sum(float(np.abs(plan.sum(1 - axis) - wanted).sum()) for axis, wanted in enumerate(marginals))
+        if missing <= CLOSE or sinkhorn == "plain":
+            break
+    if missing > CLOSE:
+        logger.warning(
+            "Sinkhorn (%s) at regularization %g misses its marginals by %.2g in sum after %d iterations.",
+            sinkhorn,
+            regularization,
+            missing,
+            iterations,
+        )
     return torch.from_numpy(plan).to(new_means)
 
 
@@ -45,6 +71,7 @@ def transport_rows(
     regularization: float = 0.02,
     ratio: float = 0.25,
     normalize_plan: bool = True,
+    sinkhorn: Sinkhorn = "log",
 ) -> Tensor:
     """Return ``(1 - ratio) * old_rows + ratio * plan.T @ new_rows``: old rows that know new classes.
 
@@ -56,10 +83,11 @@ def transport_rows(
         regularization: See `transport_plan`.
         ratio: Share of the transported rows, in [0, 1].
         normalize_plan: Scale the plan by num_old, so that each old row mixes in a true average of new rows.
-            The authors' code does not: its plan has mass 1/num_old per old class and changes almost nothing.
+            The authors' code does not: its plan has mass 1/num_old per old class.
+        sinkhorn: See `transport_plan`.
     """
     check("ratio", ratio, at_least=0, at_most=1)
-    plan = transport_plan(new_means, old_means, regularization=regularization)
+    plan = transport_plan(new_means, old_means, regularization=regularization, sinkhorn=sinkhorn)
     if normalize_plan:
         plan = plan * len(old_rows)
     return (1 - ratio) * old_rows + ratio * plan.T @ new_rows

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -53,8 +54,10 @@ def count_correct(
     method.eval()
     counts: dict[str, list[int]] = {name: [] for name in method.scores}
     for task in stream.tasks[: task_index + 1]:
+        images = task.images(split)
         loader = BatchLoader(
-            task.images(split),
+            # By class, as PILOT and PyCIL have it: methods that let a batch vote depend on who is in it.
+            images.select(np.argsort(images.labels, kind="stable")),
             transform,
             batch_size,
             shuffle=False,

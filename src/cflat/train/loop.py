@@ -211,7 +211,7 @@ class _Run:
         num_epochs = self._num_epochs(task, phase)
         loader = self._train_loader(task, phase)
         for epoch in range(self.position.epoch, num_epochs):
-            set_lr(optimizer.base, lr_factor(self.base, epoch, num_epochs))
+            set_lr(optimizer.base, lr_factor(self.base, epoch, num_epochs, is_first_task=task.index == 0))
             watch = StopWatch(self.runtime.device)
             for step, batch in enumerate(loader.epoch(epoch, self.position.step), start=self.position.step):
                 data_seconds = watch.lap()

@@ -36,7 +36,7 @@ def make_base(groups: list[ParamGroup], settings: BaseSettings, *, is_first_task
     return make(params, lr=lr)
 
 
-def lr_factor(settings: BaseSettings, epoch: int, num_epochs: int) -> float:
+def lr_factor(settings: BaseSettings, epoch: int, num_epochs: int, *, is_first_task: bool = False) -> float:
     """Return the learning rate of an epoch relative to the full one.
 
     >>> lr_factor(BaseSettings(schedule="cosine"), epoch=5, num_epochs=10)
@@ -48,7 +48,9 @@ def lr_factor(settings: BaseSettings, epoch: int, num_epochs: int) -> float:
         done = (epoch - settings.warmup_epochs) / max(num_epochs - settings.warmup_epochs, 1)
         return round(0.5 * (1 + math.cos(math.pi * done)), 12)
     if settings.schedule == "multistep":
-        return settings.gamma ** sum(epoch >= milestone for milestone in settings.milestones)
+        has_own = is_first_task and settings.first_milestones is not None
+        milestones = (settings.first_milestones or ()) if has_own else settings.milestones
+        return settings.gamma ** sum(epoch >= milestone for milestone in milestones)
     return 1.0
 
 

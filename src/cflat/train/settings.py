@@ -39,6 +39,8 @@ class BaseSettings:
     """How the learning rate changes over the epochs of a task."""
     milestones: tuple[Count, ...] = ()
     """Epochs after which a multistep schedule multiplies the learning rate by gamma."""
+    first_milestones: tuple[Count, ...] | None = None
+    """Milestones of the first task, if they differ."""
     gamma: Annotated[Positive, Field(le=1)] = 0.1
     """Factor of a multistep schedule; in (0, 1]."""
     warmup_epochs: CountOrZero = 0

@@ -1,0 +1,48 @@
+"""Evaluation: in which order test images are shown."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from cflat.data import Batch, build_stream, eval_transform, load_dataset
+from cflat.methods import Loss, Method, StreamInfo
+from cflat.train.evaluate import count_correct
+from runs import IMAGE_SIZE, cpu
+
+
+class Listener(Method):
+    """Notes which images come together."""
+
+    def __init__(self) -> None:
+        super().__init__(StreamInfo("class", 10))
+        self.network = nn.Identity()
+        self.labels: list[list[int]] = []
+        self.rows: list[list[int]] = []
+
+    def grow(self, task) -> None: ...
+
+    def loss(self, model: nn.Module, batch: Batch) -> Loss:
+        raise AssertionError
+
+    def predict(self, batch: Batch) -> dict[str, Tensor]:
+        self.labels.append(batch.labels.tolist())
+        self.rows.append(batch.rows.tolist())
+        return {"logits": torch.nn.functional.one_hot(batch.labels, 10).float()}
+
+
+def test_test_images_come_class_by_class_as_in_pilot() -> None:
+    """A batch that votes for its prompts (L2P, DualPrompt) sees one or two classes, as in the published code."""
+    stream = build_stream(load_dataset("digits", test_per_class=6), initial=5, increment=5)
+    assert not np.array_equal(
+        stream.tasks[0].test.labels, np.sort(stream.tasks[0].test.labels)
+    )  # else nothing is shown
+    method = Listener()
+    counts = count_correct(method, stream, 1, eval_transform("none", IMAGE_SIZE), 4, cpu())
+    assert counts == {"logits": [30, 30]}
+    seen = [label for labels in method.labels for label in labels]
+    assert seen == sorted(seen)
+    within = [row for rows in method.rows for row in rows][:6]
+    assert within == sorted(within)  # and in the order of the files within a class
+    assert [len(labels) for labels in method.labels] == [4] * 7 + [2] + [4] * 7 + [2]  # no batch in two tasks
