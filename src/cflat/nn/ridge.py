@@ -209,16 +209,17 @@ def ridge_solution(gram: Tensor, sums: Tensor, ridge: float) -> tuple[Tensor, fl
     largest = float(gram.abs().sum(dim=1).max())
     if not math.isfinite(largest) or not sums.isfinite().all():
         raise ValueError("The features contain NaN or infinity, or are too large to be summed.")
-    smallest = max(largest, 1.0) * torch.finfo(gram.dtype).eps
+    numbers = torch.finfo(gram.dtype)
+    enough = max(largest, 1.0)
     used, info = ridge, torch.ones(())
     while info:
         damped = gram.clone()
         damped.diagonal().add_(used)
         factor, info = torch.linalg.cholesky_ex(damped)
         if info:
-            if used > 10 * largest:
+            if used > 10 * enough:
                 raise ValueError("The features are too large, or contain NaN; no ridge makes their sums definite.")
-            used = 10 * used or smallest
+            used = 10 * used if used > numbers.tiny else enough * numbers.eps
     if used != ridge:
         logger.warning("Ridge %g is below the rounding errors of the Gram matrix; used %g.", ridge, used)
     return torch.cholesky_solve(sums, factor), used
