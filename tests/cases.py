@@ -39,7 +39,7 @@ class Case:
         return self.id
 
 
-_TURBO = {"rho": 0.1, "lam": 0.2, "beta": 0.8, "k": 3, "k_growth": 4.0, "threshold": 0.2}
+_PRINTED = {"rho": 0.1, "lam": 0.2, "beta": 0.8, "k": 3, "k_growth": 4.0, "threshold": 0.2, "rules": "paper"}
 
 OPTIMIZERS = (
     Case("none", "none"),
@@ -58,13 +58,17 @@ OPTIMIZERS = (
         "c_flat_plus",
         {"rho": 0.1, "lam": 0.2, "amplitude": 3.0, "steepness": 0.3, "midpoint": 8.0, "gain": 0.8},
     ),
-    Case("c_flat_turbo", "c_flat_turbo", _TURBO),
+    Case("c_flat_turbo", "c_flat_turbo", {"rho": 0.1, "lam": 0.2, "evaluations": 1.6}),
 )
 """The base alone and the twelve optimizers, one row each."""
 
-TURBO = OPTIMIZERS[-1]
+ADAPTIVE = OPTIMIZERS[-1]
+"""Turbo as it is by default, with a budget that makes it refresh more often."""
+TURBO = Case("c_flat_turbo-paper", "c_flat_turbo", _PRINTED)
+"""Turbo as printed."""
 
-TURBO_VARIANTS = (
+PRINTED_VARIANTS = (
+    TURBO,
     TURBO.but("-steady", rules="steady"),
     TURBO.but("-reuse", trigger=False, schedule=False),
     TURBO.but("-reuse-steady", trigger=False, schedule=False, rules="steady"),
@@ -73,6 +77,20 @@ TURBO_VARIANTS = (
     TURBO.but("-rho_fd-steady", rho_fd=0.02, rules="steady"),
 )
 """The ablation rows of Turbo under both readings of its open points."""
+
+_MEASURED = Case("c_flat_turbo-measured", "c_flat_turbo", {"rho": 0.1, "lam": 0.2, "rules": "measured"})
+
+MEASURED_VARIANTS = (
+    _MEASURED.but("", k=3, k_growth=4.0),
+    _MEASURED.but("-budget", evaluations=1.8),
+    _MEASURED.but("-rho_fd", k=2, schedule=False, rho_fd=0.02),
+    _MEASURED.but("-adaptive-k", rules="adaptive", k=2, k_growth=3.0),
+    _MEASURED.but("-adaptive-rich", rules="adaptive", evaluations=2.7),
+    _MEASURED.but("-adaptive-default", rules="adaptive", rho=0.05),
+)
+"""The measured rule of turbo.md, and the default under other intervals and budgets."""
+
+TURBO_VARIANTS = (*PRINTED_VARIANTS, *MEASURED_VARIANTS)
 
 VARIANTS = (
     OPTIMIZERS[10].but("-rho_fd", rho_fd=0.02),

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import cflat
-from cases import OPTIMIZERS, TURBO_VARIANTS, Case
+from cases import MEASURED_VARIANTS, OPTIMIZERS, TURBO, TURBO_VARIANTS, Case
 
-EVERY = (*OPTIMIZERS, TURBO_VARIANTS[0], TURBO_VARIANTS[2])
+EVERY = (*OPTIMIZERS, TURBO, TURBO_VARIANTS[1], TURBO_VARIANTS[3], MEASURED_VARIANTS[0])
 """All optimizers, and Turbo with both readings of its open points."""
 
 DOORS = ("step", "with", "bare")

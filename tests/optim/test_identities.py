@@ -16,6 +16,8 @@ from cases import (
     RESNET,
     TURBO,
     TURBO_VARIANTS,
+    ADAPTIVE,
+    MEASURED_VARIANTS,
     Case,
     Problem,
     case,
@@ -54,6 +56,8 @@ NEARLY_BASE = [
     case("c_flat_plus").but(rho=TINY),
     TURBO.but("-k1", rho=TINY, k=1, schedule=False),
     TURBO.but("-steady", rho=TINY, rules="steady"),
+    ADAPTIVE.but(rho=TINY),
+    MEASURED_VARIANTS[0].but(rho=TINY),
 ]
 
 
@@ -65,7 +69,7 @@ def test_vanishing_radius_gives_the_base_optimizer(row: Case, base: str) -> None
     assert not torch.equal(final_weights(row.but(rho=0.1), base=base), plain)
 
 
-@pytest.mark.parametrize("row", [case("looksam"), TURBO.but("-paper", **ALWAYS)], ids=str)
+@pytest.mark.parametrize("row", [case("looksam"), TURBO.but(**ALWAYS)], ids=str)
 def test_printed_surrogates_do_not_vanish_with_the_radius(row: Case) -> None:
     """They have length alpha |g| or beta |g| whatever rho is: an amplification, not an approximation."""
     difference = final_weights(row.but(rho=1e-6)) - final_weights(case("none"))
@@ -101,6 +105,8 @@ SAME = [
     ),
     pytest.param(TURBO.but(threshold=1e12), case("none"), id="turbo-never-none"),
     pytest.param(TURBO.but(rho=0.07, lam=0.0, k=1, **ALWAYS), SAM, id="turbo-k1-lam0-sam"),
+    pytest.param(Case("", "c_flat_turbo", {"rho": 0.07, "lam": 0.3, "k": 1, **ALWAYS}), CFLAT, id="turbo-k1-c_flat"),
+    pytest.param(Case("", "c_flat_turbo", {"rho": 0.07, "lam": 0.3, "evaluations": 4}), CFLAT, id="turbo-4-c_flat"),
 ]
 
 
@@ -110,7 +116,7 @@ def test_special_case_has_the_same_bits(row: Case, same: Case, dtype: torch.dtyp
     assert torch.equal(final_weights(row, CONV, dtype), final_weights(same, CONV, dtype))
 
 
-@pytest.mark.parametrize("rules", ["paper", "steady"])
+@pytest.mark.parametrize("rules", ["adaptive", "measured", "paper", "steady"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["f32", "f64"])
 @pytest.mark.parametrize(
     ("problem", "base"), [(MLP, "adam"), (CONV, "groups"), (RESNET, "sgd")], ids=["mlp", "conv", "resnet"]
@@ -171,6 +177,8 @@ def counts_of(row: Case, num_steps: int) -> list[int]:
         (case("looksam").but(k=5), [2, 1, 1, 1, 1] * 2),
         (TURBO.but("-reuse", k=5, **ALWAYS), [4, 2, 2, 2, 4, 2, 2, 2, 2, 4, 2, 2, 2, 2, 4]),
         (TURBO.but("-reuse-steady", k=5, rules="steady", **ALWAYS), [4, 2, 2, 2, 2] * 3),
+        (TURBO.but("-measured", k=5, rules="measured", **ALWAYS), [4, 1, 1, 1, 1] * 3),
+        (TURBO.but("-adaptive", k=2, rules="adaptive", **ALWAYS), [4, 1, *[2, 1] * 9] * 2),
     ],
     ids=lambda value: str(value) if isinstance(value, Case) else "",
 )
@@ -208,7 +216,9 @@ def test_telemetry_agrees_with_a_counting_closure(row: Case) -> None:
     assert telemetry.evaluations_per_step == total / 24
     for branch in (telemetry.sharpness, telemetry.flatness):
         assert branch.refreshed + branch.reused + branch.skipped in (0, 24)
-    if row.name == "c_flat_turbo":
+    if row in (ADAPTIVE, *MEASURED_VARIANTS):
+        assert total == 24 + telemetry.sharpness.refreshed + 2 * telemetry.flatness.refreshed
+    elif row.name == "c_flat_turbo":
         used_flat = 24 - telemetry.sharpness.skipped  # one evaluation for g, and one for g_0 on these steps
         assert total == 24 + telemetry.sharpness.refreshed + used_flat + telemetry.flatness.refreshed
 
@@ -274,7 +284,7 @@ def test_repeating_a_step_that_was_given_up_changes_nothing(row: Case) -> None:
 # -- invariances ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("row", [*OPTIMIZERS, *TURBO_VARIANTS[:2]], ids=str)
+@pytest.mark.parametrize("row", [*OPTIMIZERS, *TURBO_VARIANTS[:2], *MEASURED_VARIANTS[:2]], ids=str)
 def test_order_and_grouping_of_parameters_do_not_matter(row: Case) -> None:
     """Norms and inner products are global, so only rounding may differ."""
     weights = []

@@ -14,7 +14,8 @@ from cases import (
     CONV,
     MLP,
     OPTIMIZERS,
-    TURBO_VARIANTS,
+    MEASURED_VARIANTS,
+    PRINTED_VARIANTS,
     VARIANTS,
     Case,
     Problem,
@@ -70,7 +71,7 @@ def make_pair(row: Case, problem: Problem, base: str, dtype=torch.float64):
         *[pytest.param(row, MLP, "adam", "passes", 120, id=f"{row}-mlp-adam") for row in OPTIMIZERS],
         *[pytest.param(row, CONV, "groups", "closure", 120, id=f"{row}-conv-groups") for row in OPTIMIZERS],
         *[pytest.param(row, MLP, "groups", "passes", 60, id=f"{row}-mlp-groups") for row in VARIANTS],
-        *[pytest.param(row, CONV, "adam", "passes", 60, id=f"{row}-conv-adam") for row in TURBO_VARIANTS[:2]],
+        *[pytest.param(row, CONV, "adam", "passes", 60, id=f"{row}-conv-adam") for row in (*PRINTED_VARIANTS[:2], *MEASURED_VARIANTS[:2])],
     ],
 )
 def test_equals_the_reference_across_tasks(row: Case, problem: Problem, base: str, door: str, num_steps: int) -> None:
@@ -90,7 +91,7 @@ def test_equals_the_reference_across_tasks(row: Case, problem: Problem, base: st
         torch.testing.assert_close(buffer, expected, rtol=1e-9, atol=1e-12, msg=name)
 
 
-@pytest.mark.parametrize("row", [case("c_flat_turbo"), *TURBO_VARIANTS], ids=str)
+@pytest.mark.parametrize("row", PRINTED_VARIANTS, ids=str)
 def test_parity_runs_take_every_branch_of_turbo(row: Case) -> None:
     model = MLP.model()
     optimizer = row.make(BASES["sgd"](model), model=model)
@@ -134,7 +135,7 @@ def check_schedule(row: Case, schedule, formula) -> None:
     assert len(radii) == 30
 
 
-@pytest.mark.parametrize("row", [*OPTIMIZERS, TURBO_VARIANTS[0]], ids=str)
+@pytest.mark.parametrize("row", [*OPTIMIZERS, *PRINTED_VARIANTS[:2], MEASURED_VARIANTS[0]], ids=str)
 def test_float32_stays_near_the_float64_reference(row: Case) -> None:
     model, optimizer, copy, trainer = make_pair(row, CONV, "sgd", torch.float32)
     for step in range(10):
@@ -143,7 +144,7 @@ def test_float32_stays_near_the_float64_reference(row: Case) -> None:
     assert 0 < gap(model, copy) < 2e-4
 
 
-@pytest.mark.parametrize("row", [*OPTIMIZERS, TURBO_VARIANTS[0]], ids=str)
+@pytest.mark.parametrize("row", [*OPTIMIZERS, *PRINTED_VARIANTS[:2], MEASURED_VARIANTS[0]], ids=str)
 def test_both_doors_give_the_same_bits(row: Case) -> None:
     weights = []
     for door in ("closure", "passes"):

@@ -1,4 +1,5 @@
-"""C-Flat Turbo: Algorithm 1, with its open points as in the TurboRules table of architecture.md."""
+"""C-Flat Turbo: Algorithm 1, with its open points as in the TurboRules table of architecture.md, and the measured rule
+of turbo.md with what we have added to it (docs/deviations.md)."""
 
 from __future__ import annotations
 
@@ -10,7 +11,16 @@ from torch import Tensor
 from reference.space import Algorithm, Gradient, MovingStatistics, inner, norm, orthogonal, unit
 
 
-class CFlatTurbo(Algorithm):
+def CFlatTurbo(rules: str = "adaptive", **settings: Any) -> Algorithm:  # noqa: N802 - stands for a class
+    """The algorithm that some rules name."""
+    if rules in ("paper", "steady"):
+        return Printed(rules=rules, **settings)
+    for unused in ("beta", "threshold", "decay", "trigger"):
+        settings.pop(unused, None)
+    return MeasuredTurbo(rules=rules, **settings)
+
+
+class Printed(Algorithm):
     """Algorithm 1 line by line."""
 
     def __init__(
@@ -85,3 +95,98 @@ class CFlatTurbo(Algorithm):
     def is_due(self, refreshed: int) -> bool:
         """Whether a filled cache must be computed anew in this iteration."""
         return self.j - refreshed >= self.k if self.is_steady else self.j % self.k == 0
+
+
+class MeasuredTurbo(Algorithm):
+    """turbo.md 2; "adaptive" averages directions, computes the flatness term on every tenth refresh, has a budget, and
+    leaves the surrogate out while it is farther from C-Flat than nothing at all."""
+
+    def __init__(
+        self,
+        rho: Any,
+        lam: float,
+        k: int | None = None,
+        k_growth: float = 10.0,
+        rho_fd: float | None = None,
+        schedule: bool = True,
+        evaluations: float | None = None,
+        rules: str = "measured",
+    ) -> None:
+        super().__init__(rho)
+        self.lam, self.rho_fd = lam, rho_fd
+        self.is_adaptive = rules == "adaptive"
+        self.k_0, self.c_0, self.schedule = 5 if k is None else k, k_growth, schedule
+        self.budget = evaluations
+        if self.is_adaptive and evaluations is None and k is None and schedule:
+            self.budget = 1.3
+        self.start_task(0, None)
+
+    def start_task(self, index: int, num_tasks: int | None) -> None:
+        super().start_task(index, num_tasks)
+        self.k = self.k_0
+        if self.schedule and num_tasks is not None:
+            self.k = math.floor(self.k_0 + self.c_0 * index / num_tasks)
+        self.u: Tensor | None = None
+        self.a: list[float] = []
+        self.c: list[float] = []
+        self.phi: list[float] = []
+        self.e: list[float] = []
+        self.n = 0
+        self.refreshed = 0
+        self.saved = 0.0
+
+    def direction(self, theta: Tensor, gradient: Gradient) -> Tensor:
+        rho = self.rho
+        rho_fd = rho if self.rho_fd is None else self.rho_fd
+        g = gradient(theta)
+        a, c = running_mean(self.a), max(running_mean(self.c), 0.0)
+        surrogate = a * g if self.u is None else a * g + c * norm(g) * self.u
+
+        if self.n > 0:
+            if self.budget is None:
+                is_due = self.j - self.refreshed >= self.k
+            else:
+                need = min(max(running_mean(self.e) / 0.5, 0.25), 1.0) if self.e else 1.0
+                self.saved += (self.budget - 1) * need
+                is_due = self.saved > (3 if self.is_full() else 1) - 1e-9
+            if not is_due:
+                is_useless = self.is_adaptive and running_mean(self.e) >= 1
+                return g if is_useless else g + surrogate
+
+        is_full = self.is_full()
+        g_s = gradient(theta + rho * unit(g))
+        if is_full:
+            theta_p = theta + rho * unit(g_s - g)
+            g_0 = gradient(theta_p)
+            g_1 = gradient(theta_p + rho_fd * unit(g_0))
+            d = (g_s - g) + self.lam * rho / rho_fd * (g_1 - g_0)
+        else:
+            d = (1 + running_mean(self.phi)) * (g_s - g)
+
+        if self.n > 0:
+            self.e.append(norm(surrogate - d) / norm(d))
+        v = orthogonal(d, g)
+        self.a.append(min(max(inner(d, g) / norm(g) ** 2, -0.9), 2.0))
+        if self.u is not None:
+            self.c.append(min(max(inner(v, self.u) / norm(g), -1.0), 1.0))
+        if is_full:
+            self.phi.append(norm(d) / norm(g_s - g) - 1)
+        keep = 0.8 if self.is_adaptive and self.u is not None else 0.0
+        self.u = unit(unit(v) + keep * self.u) if keep else unit(v)
+        self.saved = 0.0 if self.n == 0 else self.saved - (3 if is_full else 1)
+        self.n += 1
+        self.refreshed = self.j
+        return g + d
+
+    def is_full(self) -> bool:
+        """Whether the next refresh computes the flatness term, too."""
+        is_rich = self.budget is not None and self.saved > 3 - 1e-9
+        return not self.is_adaptive or self.n % 10 == 0 or is_rich or (self.budget is None and self.k == 1)
+
+
+def running_mean(values: list[float]) -> float:
+    """The mean with weights max(1/n, 0.1) for the newest value; 0 of nothing."""
+    mean = 0.0
+    for n, value in enumerate(values, start=1):
+        mean += max(1 / n, 0.1) * (value - mean)
+    return mean

@@ -141,6 +141,10 @@ class SharpnessAware(Optimizer):
         self._last[branch] = outcome
         self._last.update(norms)
 
+    def note_error(self, error: float, orthogonal: float) -> None:
+        """Note how far a surrogate was from what this step has computed; counted when the step completes."""
+        self._last["error"], self._last["error_orthogonal"] = error, orthogonal
+
     # -- the two doors ------------------------------------------------------------------------------------------
 
     def step(self, closure: Callable[[], Any] | None = None, *, scaler: Any = None) -> Any:  # type: ignore[override]
@@ -358,6 +362,8 @@ class SharpnessAware(Optimizer):
             if outcome is not None:
                 counter = getattr(counters, branch)
                 setattr(counter, outcome, getattr(counter, outcome) + 1)
+        if "error" in self._last:
+            counters.surrogate.add(self._last["error"], self._last["error_orthogonal"])
         counters.cache_age = self.cache_age()
         counters.last = {"evaluations": num_evaluations, "rho": rho, **self._last}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-__all__ = ["Branch", "BranchCounter", "Outcome", "Telemetry"]
+__all__ = ["Branch", "BranchCounter", "Outcome", "SurrogateError", "Telemetry"]
 
 Branch = Literal["sharpness", "flatness"]
 Outcome = Literal["refreshed", "reused", "skipped"]
@@ -21,6 +21,35 @@ class BranchCounter:
 
 
 @dataclass
+class SurrogateError:
+    """How far a cached surrogate was from what it stands for, wherever a refresh told.
+
+    e = |d^ - d| / |d|, where d is the exact increment over the gradient and d^ its surrogate. Plain training has e = 1
+    by definition: a rule with e >= 1 is farther from C-Flat than doing nothing.
+    """
+
+    count: int = 0
+    total: float = 0.0
+    total_orthogonal: float = 0.0
+
+    def add(self, error: float, orthogonal: float) -> None:
+        """Take one measurement into the means."""
+        self.count += 1
+        self.total += error
+        self.total_orthogonal += orthogonal
+
+    @property
+    def mean(self) -> float | None:
+        """Mean of e; None before the first measurement."""
+        return self.total / self.count if self.count else None
+
+    @property
+    def mean_orthogonal(self) -> float | None:
+        """Mean of e of the parts orthogonal to the gradient, which are no mere change of the learning rate."""
+        return self.total_orthogonal / self.count if self.count else None
+
+
+@dataclass
 class Telemetry:
     """What an optimizer has done since it was made; part of its ``state_dict``.
 
@@ -29,6 +58,7 @@ class Telemetry:
         evaluations: Forward and backward passes that these steps took.
         sharpness: Outcomes of the zeroth-order branch (g_s).
         flatness: Outcomes of the first-order branch (g_f).
+        surrogate: Error of the surrogates, measured at refreshes; printed rules of Turbo measure their sharpness branch.
         nonfinite: Steps that were skipped because a gradient was Inf or NaN.
         cache_age: For each cached branch, the steps since it was computed exactly.
         last: Norms and decisions of the last completed step.
@@ -38,6 +68,7 @@ class Telemetry:
     evaluations: int = 0
     sharpness: BranchCounter = field(default_factory=BranchCounter)
     flatness: BranchCounter = field(default_factory=BranchCounter)
+    surrogate: SurrogateError = field(default_factory=SurrogateError)
     nonfinite: int = 0
     cache_age: dict[str, int] = field(default_factory=dict)
     last: dict[str, Any] = field(default_factory=dict)
@@ -56,5 +87,6 @@ class Telemetry:
         self.steps, self.evaluations = values["steps"], values["evaluations"]
         self.sharpness = BranchCounter(**values["sharpness"])
         self.flatness = BranchCounter(**values["flatness"])
+        self.surrogate = SurrogateError(**values["surrogate"])
         self.nonfinite, self.cache_age = values["nonfinite"], dict(values["cache_age"])
         self.last = dict(values["last"])

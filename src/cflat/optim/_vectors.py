@@ -177,8 +177,10 @@ class Vector:
         return self
 
 
-def read(*items: Vector | Tensor) -> list[float]:
+def read(*items: Vector | Tensor, agreed: bool = False) -> list[float]:
     """Fetch norms of vectors and values of device scalars with one host synchronisation.
+
+    Returns this rank's values, or with ``agreed`` their means over the ranks, on which decisions must be based.
 
     All ranks of the first vector's group see the same verdict: if any value is not finite on any rank, every rank
     raises `NonFiniteError`.
@@ -190,11 +192,11 @@ def read(*items: Vector | Tensor) -> list[float]:
     if not all(math.isfinite(value) for value in (*local, *shared)):
         raise NonFiniteError("A gradient of this step is Inf or NaN.")
     values = []
-    for item, own, agreed in zip(items, local, shared, strict=True):
+    for item, own, mean in zip(items, local, shared, strict=True):
         if isinstance(item, Vector):
-            own, agreed = math.sqrt(own), math.sqrt(agreed)
-            item._norm, item._agreed, item.is_finite = own, agreed, True
-        values.append(own)
+            own, mean = math.sqrt(own), math.sqrt(mean)
+            item._norm, item._agreed, item.is_finite = own, mean, True
+        values.append(mean if agreed else own)
     return values
 
 

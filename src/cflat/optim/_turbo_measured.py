@@ -1,0 +1,221 @@
+"""The measured rule: a cached direction is used only as far as it has been seen to predict.
+
+With d = (g_s - g) + lam * (rho / rho') * (g_1 - g_0), the increment of exact C-Flat over the gradient:
+
+    refresh      d is computed, and set against what was predicted for it. Out of sample, since u is from earlier batches:
+                 a <- mean of <d, g> / |g|^2,    c <- mean of <v, u> / |g|    with v = d - <d, g> / |g|^2 g.
+                 Then u <- unit(keep * u + unit(v)), and the step descends along g + d.
+    in between   descend along (1 + a) g + max(c, 0) |g| u: one evaluation, no proxy model.
+
+A full refresh takes four evaluations. Where `TurboRules.full_every` is above 1, most refreshes are half ones of two:
+they compute g_s and take d = (1 + phi) (g_s - g), phi being the mean of |d| / |g_s - g| - 1 over the full ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from cflat.optim._passes import Direction
+from cflat.optim._surrogate import Products, surrogate_errors
+from cflat.optim._vectors import EPS, Vector, dot, read
+from cflat.optim._weights import Weights
+
+if TYPE_CHECKING:
+    from cflat.optim.c_flat_turbo import CFlatTurbo
+
+__all__ = ["Measured"]
+
+RATE = 0.1
+"""Least weight of the newest observation in a mean."""
+ALONG, ACROSS = (-0.9, 2.0), (-1.0, 1.0)
+"""Bounds of single observations of a and c: one batch must not decide."""
+HALF, FULL = 1, 3
+"""Evaluations that a refresh costs beyond the gradient itself."""
+TOLERANCE, THRIFT = 0.5, 0.25
+"""Below this error a budget is not spent whole, but down to this share of it."""
+
+
+@dataclass
+class _Mean:
+    """A running mean that forgets slowly."""
+
+    value: float = 0.0
+    count: int = 0
+
+    def add(self, value: float) -> None:
+        self.count += 1
+        self.value += max(1 / self.count, RATE) * (value - self.value)
+
+
+class Measured:
+    """Coefficients, cached direction and refreshes of one task.
+
+    Args:
+        turbo: The optimizer, for its settings, memory and counters.
+    """
+
+    def __init__(self, turbo: CFlatTurbo) -> None:
+        self.turbo = turbo
+        self.memory = turbo.memory("u")
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin a task (the optimizer clears the memory)."""
+        self.along, self.across, self.phi, self.error = _Mean(), _Mean(), _Mean(), _Mean()
+        self.refreshes = 0
+        self.refreshed_at = self.fully_refreshed_at = 0
+        self.credit = 0.0
+
+    def direction(self, weights: Weights) -> Direction:
+        """Return g + d, or its prediction."""
+        turbo, rho = self.turbo, self.turbo.rho
+        lam = turbo.lam * turbo.flatness_ratio
+
+        g = yield "g"
+        if not self._is_due():
+            return self._predict(g, weights.params)
+
+        is_full = self._is_full()
+        weights.jump(g, rho)  # theta + eps_0
+        g_s = yield "g_s"
+        increment = g_s.minus(g)
+        length = increment.agreed_norm
+        turbo.count("sharpness", "refreshed", increment=increment.norm)
+        if not is_full:
+            turbo.count("flatness", "reused")
+            g_s.add_(increment, self.phi.value)
+            self._learn(weights.params, g, increment.scale_(1 + self.phi.value))
+            self._pay(HALF)
+            return g_s
+
+        weights.jump(increment, rho)  # theta_p = theta + eps_1
+        if turbo.refreshes_always:
+            del g
+        del increment
+        g_0 = yield "g_0"
+        weights.walk(g_0, turbo.finite_step)  # theta_p + rho' * g_0 / |g_0|
+        turbo.count("flatness", "refreshed", g_0=g_0.norm)
+        g_s.add_(g_0, -lam)
+        del g_0
+        g_1 = yield "g_1"
+        g_s.add_(g_1, lam)
+        del g_1
+        if not turbo.refreshes_always:
+            d = g_s.minus(g)
+            self._learn(weights.params, g, d, sharpness=length)
+        self._pay(FULL)
+        return g_s
+
+    def cache_age(self) -> dict[str, int]:
+        """Return the steps since the last refresh, and since the last full one."""
+        step = self.turbo.task_step
+        ages = {"sharpness": step - self.refreshed_at, "flatness": step - self.fully_refreshed_at}
+        return ages if self.memory else {}
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint must hold besides the memory."""
+        means = {name: asdict(getattr(self, name)) for name in ("along", "across", "phi", "error")}
+        counts = {name: getattr(self, name) for name in _COUNTS}
+        return {**means, **counts}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Take over what `state` returned."""
+        for name, value in state.items():
+            setattr(self, name, value if name in _COUNTS else _Mean(**value))
+
+    # -- when -------------------------------------------------------------------------------------------------------
+
+    def _is_due(self) -> bool:
+        """Whether this step refreshes: by interval, or when the budget has saved up for it."""
+        turbo = self.turbo
+        if self.refreshes == 0:
+            return True
+        if turbo.evaluations is None:
+            return turbo.task_step + 1 - self.refreshed_at >= turbo.interval
+        need = 1.0 if self.error.count == 0 else min(max(self.error.value / TOLERANCE, THRIFT), 1.0)
+        self.credit += (turbo.evaluations - 1) * need
+        return self.credit > (FULL if self._is_full() else HALF) - 1e-9  # 0.3 ten times is 2.99...
+
+    def _is_full(self) -> bool:
+        """Whether the next refresh computes the flatness term, too."""
+        turbo = self.turbo
+        return (
+            self.refreshes % turbo.rules.full_every == 0
+            or turbo.refreshes_always
+            or (turbo.evaluations is not None and self.credit > FULL - 1e-9)
+        )
+
+    def _pay(self, price: int) -> None:
+        step = self.turbo.task_step + 1
+        self.credit = 0.0 if self.refreshes == 0 else self.credit - price  # the first of a task is free
+        self.refreshes += 1
+        self.refreshed_at = step
+        if price == FULL:
+            self.fully_refreshed_at = step
+
+    # -- what -------------------------------------------------------------------------------------------------------
+
+    def _coefficients(self) -> tuple[float, float]:
+        return self.along.value, max(self.across.value, 0.0)
+
+    def _predict(self, g: Vector, params: Sequence[Tensor]) -> Vector:
+        """Return (1 + a) g + c |g| u in the memory of g."""
+        turbo = self.turbo
+        if turbo.rules.is_guarded and self.error.value >= 1:
+            turbo.count("sharpness", "skipped", g=g.norm)
+            turbo.count("flatness", "skipped")  # the prediction is farther from C-Flat than the gradient alone
+            return g
+        turbo.count("sharpness", "reused", g=g.norm)
+        turbo.count("flatness", "reused")
+        a, c = self._coefficients()
+        length = c * g.norm
+        u = self.memory.recall(params, like=g) if length else None
+        g.scale_(1 + a)
+        return g if u is None else g.add_(u, length / (u.norm + EPS))
+
+    def _learn(self, params: Sequence[Tensor], g: Vector, d: Vector, sharpness: float = 0.0) -> None:
+        """Set d against its prediction, take it into the means, and keep its direction, in the memory of d."""
+        u = self.memory.recall(params, like=g) if self.memory else None
+        products = [dot(d, g)] if u is None else [dot(d, g), dot(d, u), dot(g, u)]
+        length, *inner = read(d, *products, agreed=True)
+        if length == 0 or g.agreed_norm == 0:
+            return  # nothing was perturbed: a radius or a gradient of zero
+        unit = 1.0 if u is None else u.agreed_norm + EPS
+        found = Products(g.agreed_norm, length, inner[0], *(value / unit for value in inner[1:]))
+        if self.refreshes > 0:
+            a, c = self._coefficients()
+            error, across = surrogate_errors(found, a, 0.0 if u is None else c)
+            self.error.add(error)
+            self.turbo.note_error(error, across)
+        self.along.add(_clip(found.along, ALONG))
+        if u is not None:
+            self.across.add(_clip(found.vu / found.g, ACROSS))
+        if sharpness > 0:
+            self.phi.add(length / sharpness - 1)
+        self._keep(params, d.remove_along_(g, inner[0]), u, found)
+
+    def _keep(self, params: Sequence[Tensor], v: Vector, u: Vector | None, found: Products) -> None:
+        """Cache unit(keep * u + unit(v)), in the memory of v."""
+        if found.v_squared > 0.1 * found.d**2:  # Pythagoras saves a synchronisation, unless it cancels
+            v.know_norm(math.sqrt(found.v_squared))
+        length, keep = v.agreed_norm, self.turbo.rules.keep
+        if length <= EPS * found.d:
+            return  # d is parallel to g
+        v.scale_(1 / length)
+        if u is not None and keep > 0:
+            cosine = _clip(found.vu / length, (-1.0, 1.0))
+            v.add_(u, keep / (u.agreed_norm + EPS)).scale_(1 / math.sqrt(1 + keep**2 + 2 * keep * cosine))
+        v.know_norm(1.0)
+        self.memory.store(params, v)
+
+
+_COUNTS = ("refreshes", "refreshed_at", "fully_refreshed_at", "credit")
+
+
+def _clip(value: float, bounds: tuple[float, float]) -> float:
+    return min(max(value, bounds[0]), bounds[1])

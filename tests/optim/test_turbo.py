@@ -1,0 +1,191 @@
+"""What only Turbo has: surrogates whose error is measured, budgets, and settings that exclude each other."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import cflat
+from cases import ADAPTIVE, BASES, MEASURED_VARIANTS, MLP, PRINTED_VARIANTS, Case, closure_of, loss_of, train
+from cflat.optim._surrogate import Products, surrogate_errors
+from reference import REFERENCES, ReferenceTrainer
+
+MEASURED = (ADAPTIVE, *MEASURED_VARIANTS)
+
+
+def turbo(**keywords) -> tuple[torch.nn.Module, cflat.CFlatTurbo]:
+    model = MLP.model()
+    return model, cflat.CFlatTurbo(BASES["sgd"](model), model=model, **keywords)
+
+
+# -- the surrogate error -------------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 10_000), st.floats(-1, 2), st.floats(0, 1))
+@settings(max_examples=50, deadline=None)
+def test_errors_follow_from_inner_products(seed: int, a: float, c: float) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    g, d, u = torch.randn(3, 7, generator=generator, dtype=torch.float64)
+    u /= u.norm()
+    products = Products(*(value.item() for value in (g.norm(), d.norm(), d @ g, d @ u, g @ u)))
+    error, orthogonal = surrogate_errors(products, a, c)
+    difference = a * g + c * g.norm() * u - d
+    across = difference - (difference @ g) / (g @ g) * g
+    v = d - (d @ g) / (g @ g) * g
+    assert error == pytest.approx((difference.norm() / d.norm()).item(), rel=1e-9)
+    assert orthogonal == pytest.approx((across.norm() / v.norm()).item(), rel=1e-6)
+
+
+def test_plain_training_has_error_one() -> None:
+    assert surrogate_errors(Products(g=2.0, d=0.3, dg=0.1, du=0.05, gu=0.4), 0.0, 0.0) == pytest.approx((1.0, 1.0))
+
+
+@pytest.mark.parametrize("row", MEASURED, ids=str)
+def test_telemetry_has_the_errors_of_the_reference(row: Case) -> None:
+    model, copy = MLP.model(), MLP.model()
+    optimizer = row.make(BASES["sgd"](model), model=model)
+    trainer = ReferenceTrainer(copy, BASES["sgd"](copy), REFERENCES[row.name](**row.settings), loss_of)
+    measured = []
+    for step in range(60):
+        optimizer.step(closure_of(model, MLP.batch(step)))
+        trainer.step(MLP.batch(step))
+        if "error" in optimizer.telemetry.last:
+            measured.append(optimizer.telemetry.last["error"])
+    assert len(measured) == optimizer.telemetry.surrogate.count > 5
+    assert measured == pytest.approx(trainer.algorithm.e, rel=1e-7)
+    assert optimizer.telemetry.surrogate.mean == pytest.approx(sum(measured) / len(measured))
+
+
+@pytest.mark.parametrize("row", PRINTED_VARIANTS[:4], ids=str)
+def test_printed_rules_measure_their_sharpness_branch(row: Case) -> None:
+    """Set against vectors: on each refresh the old cache, as a reused step would have used it, against g_s - g."""
+    model = MLP.model()
+    optimizer = row.make(BASES["sgd"](model), model=model)
+    seen: dict[str, torch.Tensor] = {}
+    optimizer.register_gradient_hook(
+        lambda evaluation: seen.update({evaluation.name: torch.cat([t.flatten() for t in evaluation.gradient.tensors])})
+    )
+    branch, errors = optimizer._rule.sharp, 0
+    for step in range(40):
+        cached, (a, c) = list(branch.memory._tensors.values()), branch.coefficients
+        old = torch.cat([t.flatten().clone() for t in cached]) if cached else None
+        optimizer.step(closure_of(model, MLP.batch(step)))
+        if "error" not in optimizer.telemetry.last:
+            continue
+        g, d = seen["g"], seen["g_s"] - seen["g"]
+        surrogate = a * g + c * g.norm() * old / old.norm()
+        assert optimizer.telemetry.last["error"] == pytest.approx(((surrogate - d).norm() / d.norm()).item(), rel=1e-7)
+        errors += 1
+    assert errors > 3
+    assert optimizer.telemetry.surrogate.count == errors
+
+
+def test_prediction_of_a_linear_gradient_field_is_good() -> None:
+    """On a quadratic bowl d is parallel to g and of constant ratio once |g| is: the error is small, and so is the cost."""
+    weights = torch.nn.Parameter(torch.full((8,), 3.0, dtype=torch.float64))
+    optimizer = cflat.CFlatTurbo(torch.optim.SGD([weights], lr=1e-4), rho=0.01)
+
+    def closure() -> torch.Tensor:
+        loss = 0.5 * weights.square().sum()
+        loss.backward()
+        return loss
+
+    for _ in range(200):
+        optimizer.step(closure)
+    assert optimizer.telemetry.surrogate.mean < 0.05
+    assert optimizer.telemetry.evaluations_per_step < 1.12  # a quarter of the budget's 0.3, and the first refresh
+
+
+# -- budgets -------------------------------------------------------------------------------------------------
+
+
+@given(st.floats(1.01, 4.0), st.integers(1, 120), st.sampled_from(["adaptive", "measured"]))
+@settings(max_examples=25, deadline=None)
+def test_budget_is_never_exceeded_but_by_the_first_refresh(budget: float, num_steps: int, rules: str) -> None:
+    model, optimizer = turbo(evaluations=budget, rules=rules, rho=0.1)
+    counts = train(optimizer, model, MLP, num_steps)
+    spent = 0
+    for step, count in enumerate(counts, start=1):
+        spent += count
+        assert spent <= budget * step + 3 + 1e-6
+
+
+@pytest.mark.parametrize("budget", [1.15, 1.3, 2.0, 3.0])
+def test_budget_is_used_where_predictions_are_poor(budget: float) -> None:
+    model, optimizer = turbo(evaluations=budget, rho=0.1)
+    train(optimizer, model, MLP, 200)
+    assert optimizer.telemetry.surrogate.mean > 0.5
+    assert budget - 0.03 < optimizer.telemetry.evaluations_per_step < budget + 0.02
+
+
+def test_default_is_adaptive_and_within_its_budget() -> None:
+    model, optimizer = turbo()
+    counts = train(optimizer, model, MLP, 100)
+    assert set(counts) == {1, 2, 4}
+    assert sum(counts) <= 1.3 * 100 + 3
+    assert optimizer.rules == cflat.TurboRules.named("adaptive")
+
+
+def test_full_refreshes_are_every_tenth() -> None:
+    model, optimizer = turbo(evaluations=1.5)
+    train(optimizer, model, MLP, 200)
+    telemetry = optimizer.telemetry
+    assert telemetry.flatness.refreshed == math.ceil(telemetry.sharpness.refreshed / 10)
+
+
+def test_useless_predictions_are_left_out() -> None:
+    """Gradients that have nothing to do with each other cannot be predicted; then a step in between is plain."""
+    model, optimizer = turbo(rho=0.5, evaluations=1.6)
+    taken = []
+    for step in range(150):
+        before = [p.detach().clone() for p in model.parameters()]
+        optimizer.step(closure_of(model, MLP.batch(step)))
+        taken.append(optimizer.telemetry.last["sharpness"])
+        assert any(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    outcomes = set(taken)
+    assert outcomes <= {"refreshed", "reused", "skipped"}
+    assert "skipped" in outcomes, "choose a harder problem: the guard was never needed"
+
+
+def test_error_never_leaves_a_task() -> None:
+    model, optimizer = turbo(rules="measured", k=3)
+    train(optimizer, model, MLP, 20)
+    optimizer.start_task(1, num_tasks=2)
+    counts = train(optimizer, model, MLP, 2, start=20)
+    assert counts[0] == 4
+    assert "error" not in optimizer.telemetry.last  # the first refresh of a task has nothing to be compared with
+    assert optimizer._rule.along.count == 1
+
+
+# -- settings ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("keywords", "says"),
+    [
+        ({"evaluations": 1.3, "k": 5}, "evaluations is a budget and k"),
+        ({"evaluations": 1.3, "schedule": False}, "evaluations is a budget and schedule=False"),
+        ({"evaluations": 1.3, "rules": "paper"}, "evaluations needs rules that can keep a budget"),
+        ({"evaluations": 1.0}, "evaluations must be above 1"),
+        ({"evaluations": 5}, "evaluations must be above 1 and at most 4"),
+        ({"trigger": True}, "trigger belongs to the rules"),
+        ({"trigger": None, "schedule": None}, "schedule must be True or False"),
+        ({"rules": "adaptiv"}, "Did you mean"),
+    ],
+)
+def test_settings_that_exclude_each_other_are_refused(keywords, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        turbo(**keywords)
+
+
+def test_k_takes_the_place_of_the_budget() -> None:
+    model, optimizer = turbo(rho=0.05, lam=0.2, beta=0.8, k=5)  # the two lines of the README
+    assert optimizer.evaluations is None
+    counts = train(optimizer, model, MLP, 30)
+    refreshes = [step for step, count in enumerate(counts) if count > 1]
+    assert {later - earlier for earlier, later in pairwise(refreshes)} == {5}
