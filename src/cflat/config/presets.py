@@ -61,7 +61,7 @@ def resolve_config(user: Mapping[str, Any]) -> RunConfig:
     backbone = chosen.get("backbone") or {}
     wanted = backbone.get("name") if isinstance(backbone, Mapping) else None
     defaults = preset_layer(preset, method, data, wanted)
-    defaults["optimizer"] = _radius(chosen, method.name)
+    defaults["optimizer"] = _optimizer(preset, chosen, method.name)
     _drop_rivals(defaults["method"], chosen["method"])
     config = parse_config(merge(defaults, {"preset": preset}, chosen))
     _require_weights(config, method, backbone)
@@ -149,7 +149,8 @@ def _subsample(preset: str, data: DatasetSpec) -> Layer:
     return {}
 
 
-def _radius(chosen: Mapping[str, Any], method: str) -> Layer:
+def _optimizer(preset: str, chosen: Mapping[str, Any], method: str) -> Layer:
+    """Return the radius by method; the preset ``paper`` takes C-Flat Turbo as it is printed, unless told otherwise."""
     section = chosen["optimizer"]
     name = section.get("name") if isinstance(section, Mapping) else None
     try:
@@ -158,7 +159,9 @@ def _radius(chosen: Mapping[str, Any], method: str) -> Layer:
         return {}  # parse_config says what is wrong with it
     if "rho" not in optimizer_settings(spec.name) or spec.has_own_radius:
         return {}
-    return {"name": spec.name, "rho": RHO.get(method, USUAL_RHO)}
+    is_budget = isinstance(section, Mapping) and section.get("evaluations") is not None
+    printed = {"rules": "paper"} if preset == "paper" and spec.name == "c_flat_turbo" and not is_budget else {}
+    return {"name": spec.name, "rho": RHO.get(method, USUAL_RHO), **printed}
 
 
 def _require_weights(config: RunConfig, method: MethodSpec, backbone: Any) -> None:

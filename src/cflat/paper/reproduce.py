@@ -223,7 +223,17 @@ def _config(exhibit: Exhibit, request: Request, settings: Layer, seed: int) -> R
     repeat: Layer = {"seed": seed}
     if exhibit.repeat == "order":
         repeat["stream"] = {"order_seed": FIRST_ORDER + seed}
-    return resolve_config(merge(SCALES[scale], weights, own, repeat, request.chosen))
+    return resolve_config(merge(SCALES[scale], weights, _as_printed(own), repeat, request.chosen))
+
+
+def _as_printed(settings: Layer) -> Layer:
+    """Return settings with C-Flat Turbo's rules as the paper prints them, unless they say otherwise."""
+    chosen = settings.get("optimizer")
+    name = chosen.get("name") if isinstance(chosen, Mapping) else chosen
+    if name != "c_flat_turbo":
+        return settings
+    own = dict(chosen) if isinstance(chosen, Mapping) else {"name": name}
+    return {**settings, "optimizer": {"rules": "paper", **own}}
 
 
 def _tiny(settings: Layer) -> Layer:

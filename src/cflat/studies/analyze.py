@@ -146,6 +146,7 @@ def plan_variants(config: RunConfig, seeds: Sequence[int] = (), only: Sequence[s
     own = config.optimizer.name
     rho = radius_of(config)
     turbo = config.optimizer.keywords() if own == "c_flat_turbo" else {"rho": rho}
+    printed = _printed(config)
     settings = {"none": {}, "c_flat": {"rho": rho}, "c_flat_turbo": turbo, own: config.optimizer.keywords()}
     beside = () if only and set(only) <= ALONE.keys() else RECORDED
     variants = [
@@ -160,7 +161,7 @@ def plan_variants(config: RunConfig, seeds: Sequence[int] = (), only: Sequence[s
     changes += [{"beta": beta} for beta in BETAS]
     for seed in dict.fromkeys((config.seed, *seeds)):
         for change in changes:
-            varied = replace(_with(config, "c_flat_turbo", **{**turbo, **change}), seed=seed)
+            varied = replace(_with(config, "c_flat_turbo", **{**printed.optimizer.keywords(), **change}), seed=seed)
             if varied not in known:
                 known.append(varied)
                 words = "-".join(f"{key}={value}" for key, value in change.items())
@@ -171,6 +172,13 @@ def plan_variants(config: RunConfig, seeds: Sequence[int] = (), only: Sequence[s
                 known.append(varied)
                 variants.append(Variant(f"{name}-seed{seed}", varied, is_recorded=False))
     return variants
+
+
+def _printed(config: RunConfig) -> RunConfig:
+    """Return the run with C-Flat Turbo as printed: the paper's figures vary k and beta, which no other rules have."""
+    own = config.optimizer.keywords()
+    kept = {key: own[key] for key in ("lam", "rho_fd") if own.get(key) is not None and config.optimizer.name != "gam"}
+    return _with(config, "c_flat_turbo", rho=radius_of(config), rules="paper", k=INTERVALS[1], beta=BETAS[1], **kept)
 
 
 def _with(config: RunConfig, name: str, **settings: Any) -> RunConfig:
@@ -226,7 +234,7 @@ def _figures(
 
 def _sweeps(variants: Sequence[Variant], results: Mapping[str, Mapping[str, Any]]) -> list[FigureData]:
     turbo = [variant for variant in variants if variant.config.optimizer.name == "c_flat_turbo"]
-    reference = turbo[0].config.optimizer.keywords()
+    reference = _printed(variants[0].config).optimizer.keywords()
     figures = []
     for key, values in (("k", INTERVALS), ("beta", BETAS)):
         points = []
