@@ -178,6 +178,7 @@ WRONG = {
     "sigma": (-1.0,),
     "momentum": (1.0, -0.1),
     "lam": (-0.2, None),
+    "evaluations": (1.0, 4.5, "2"),
     "amplitude": (0.0, -1.0),
     "steepness": (0.0,),
     "midpoint": (-1.0,),

@@ -119,7 +119,7 @@ def test_an_exact_step_is_a_few_calls():
 
 @pytest.mark.parametrize("rules", ["paper", "steady"])
 def test_reused_and_single_steps_are_fewer(rules):
-    bench = Bench("c_flat_turbo", k=4, trigger=False, rules=rules)
+    bench = Bench("c_flat_turbo", evaluations=None, k=4, trigger=False, rules=rules)
     kinds = Counter()
     for _ in range(9):
         calls, reads, evaluations = bench.count()
@@ -129,13 +129,27 @@ def test_reused_and_single_steps_are_fewer(rules):
             assert calls.total() <= 80, calls
     assert kinds[2] >= 4
 
-    bench = Bench("c_flat_turbo", threshold=1e9, rules=rules)
+    bench = Bench("c_flat_turbo", evaluations=None, threshold=1e9, rules=rules)
     bench.count()
     for _ in range(3):
         calls, reads, evaluations = bench.count()
         assert evaluations == 1
         assert calls.total() <= 20, calls
         assert reads == 1
+
+
+@pytest.mark.parametrize("rules", ["adaptive", "measured"])
+def test_predicted_steps_of_turbo_are_nearly_free(rules):
+    bench = Bench("c_flat_turbo", rules=rules)
+    kinds = Counter()
+    for _ in range(16):
+        calls, reads, evaluations = bench.count()
+        kinds[evaluations] += 1
+        assert reads <= evaluations + 1, bench.optimizer.telemetry.last
+        if evaluations == 1:
+            assert calls.total() <= 20, calls
+            assert reads == 1
+    assert kinds[1] >= 8
 
 
 @pytest.mark.parametrize("name", cflat.list_optimizers())

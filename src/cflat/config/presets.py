@@ -160,7 +160,7 @@ def _optimizer(preset: str, chosen: Mapping[str, Any], method: str) -> Layer:
     if "rho" not in optimizer_settings(spec.name) or spec.has_own_radius:
         return {}
     is_budget = isinstance(section, Mapping) and section.get("evaluations") is not None
-    printed = {"rules": "paper"} if preset == "paper" and spec.name == "c_flat_turbo" and not is_budget else {}
+    printed = {"rules": "paper", "k": 5} if preset == "paper" and spec.name == "c_flat_turbo" and not is_budget else {}
     return {"name": spec.name, "rho": RHO.get(method, USUAL_RHO), **printed}
 
 
