@@ -9,15 +9,15 @@ from torch.nn import functional as F
 
 import cflat
 from cases import (
+    ADAPTIVE,
     BASES,
     CONV,
+    MEASURED_VARIANTS,
     MLP,
     OPTIMIZERS,
     RESNET,
     TURBO,
     TURBO_VARIANTS,
-    ADAPTIVE,
-    MEASURED_VARIANTS,
     Case,
     Problem,
     case,

@@ -12,9 +12,9 @@ import cflat
 from cases import (
     BASES,
     CONV,
+    MEASURED_VARIANTS,
     MLP,
     OPTIMIZERS,
-    MEASURED_VARIANTS,
     PRINTED_VARIANTS,
     VARIANTS,
     Case,
@@ -71,7 +71,10 @@ def make_pair(row: Case, problem: Problem, base: str, dtype=torch.float64):
         *[pytest.param(row, MLP, "adam", "passes", 120, id=f"{row}-mlp-adam") for row in OPTIMIZERS],
         *[pytest.param(row, CONV, "groups", "closure", 120, id=f"{row}-conv-groups") for row in OPTIMIZERS],
         *[pytest.param(row, MLP, "groups", "passes", 60, id=f"{row}-mlp-groups") for row in VARIANTS],
-        *[pytest.param(row, CONV, "adam", "passes", 60, id=f"{row}-conv-adam") for row in (*PRINTED_VARIANTS[:2], *MEASURED_VARIANTS[:2])],
+        *[
+            pytest.param(row, CONV, "adam", "passes", 60, id=f"{row}-conv-adam")
+            for row in (*PRINTED_VARIANTS[:2], *MEASURED_VARIANTS[:2])
+        ],
     ],
 )
 def test_equals_the_reference_across_tasks(row: Case, problem: Problem, base: str, door: str, num_steps: int) -> None:

@@ -86,7 +86,7 @@ def test_printed_rules_measure_their_sharpness_branch(row: Case) -> None:
 
 
 def test_prediction_of_a_linear_gradient_field_is_good() -> None:
-    """On a quadratic bowl d is parallel to g and of constant ratio once |g| is: the error is small, and so is the cost."""
+    """On a quadratic bowl d is parallel to g, of constant ratio once |g| is: error and cost are small."""
     weights = torch.nn.Parameter(torch.full((8,), 3.0, dtype=torch.float64))
     optimizer = cflat.CFlatTurbo(torch.optim.SGD([weights], lr=1e-4), rho=0.01)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from reference.space import Algorithm, Gradient, MovingStatistics, inner, norm, orthogonal, unit
 
 
-def CFlatTurbo(rules: str = "adaptive", **settings: Any) -> Algorithm:  # noqa: N802 - stands for a class
+def CFlatTurbo(rules: str = "adaptive", **settings: Any) -> Algorithm:
     """The algorithm that some rules name."""
     if rules in ("paper", "steady"):
         return Printed(rules=rules, **settings)

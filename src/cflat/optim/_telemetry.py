@@ -58,7 +58,7 @@ class Telemetry:
         evaluations: Forward and backward passes that these steps took.
         sharpness: Outcomes of the zeroth-order branch (g_s).
         flatness: Outcomes of the first-order branch (g_f).
-        surrogate: Error of the surrogates, measured at refreshes; printed rules of Turbo measure their sharpness branch.
+        surrogate: Error of the surrogates, measured at refreshes; Turbo's printed rules measure their sharpness branch.
         nonfinite: Steps that were skipped because a gradient was Inf or NaN.
         cache_age: For each cached branch, the steps since it was computed exactly.
         last: Norms and decisions of the last completed step.

@@ -2,7 +2,7 @@
 
 With d = (g_s - g) + lam * (rho / rho') * (g_1 - g_0), the increment of exact C-Flat over the gradient:
 
-    refresh      d is computed, and set against what was predicted for it. Out of sample, since u is from earlier batches:
+    refresh      d is computed and set against what was predicted for it; out of sample, as u is from earlier batches:
                  a <- mean of <d, g> / |g|^2,    c <- mean of <v, u> / |g|    with v = d - <d, g> / |g|^2 g.
                  Then u <- unit(keep * u + unit(v)), and the step descends along g + d.
     in between   descend along (1 + a) g + max(c, 0) |g| u: one evaluation, no proxy model.
@@ -84,15 +84,16 @@ class Measured:
         weights.jump(g, rho)  # theta + eps_0
         g_s = yield "g_s"
         increment = g_s.minus(g)
-        length = increment.agreed_norm
-        turbo.count("sharpness", "refreshed", increment=increment.norm)
         if not is_full:
-            turbo.count("flatness", "reused")
             g_s.add_(increment, self.phi.value)
             self._learn(weights.params, g, increment.scale_(1 + self.phi.value))
             self._pay(HALF)
+            turbo.count("sharpness", "refreshed", g=g.norm)
+            turbo.count("flatness", "reused")
             return g_s
 
+        length = increment.agreed_norm
+        turbo.count("sharpness", "refreshed", g=g.norm, increment=increment.norm)
         weights.jump(increment, rho)  # theta_p = theta + eps_1
         if turbo.refreshes_always:
             del g
