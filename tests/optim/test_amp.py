@@ -116,6 +116,7 @@ def test_a_scaler_that_drives_the_step_is_refused(row):
         scaler.step(run.optimizer, closure=closure)
     scaler.update()
     run.model.load_state_dict(before)
+    run.optimizer.zero_grad()
     run.optimizer.step(closure, scaler=scaler)  # the right way works after the wrong one
     scaler.update()
     assert run.optimizer.telemetry.steps == 1

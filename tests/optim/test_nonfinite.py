@@ -28,7 +28,7 @@ def test_a_bad_gradient_in_any_pass_skips_the_step(row, guarded):
                 break
             door = DOORS[(step + number) % 3]
             weights = [param.detach().clone() for param in run.model.parameters()]
-            buffers, base = run.world()["model"], run.state()["base"]
+            buffers, base = run.world()["model"], run.state()["state"]
             closure = nth(run.closure(step), number, lambda n=number: _poison(run, math.inf if n % 2 else math.nan))
             walk(door, run.optimizer, closure)
             num_bad += 1
@@ -38,7 +38,7 @@ def test_a_bad_gradient_in_any_pass_skips_the_step(row, guarded):
             assert number <= telemetry.last["evaluations"] <= number + 1  # C-Flat sees a bad g_s in g_s - g
             assert all(torch.equal(p, old) for p, old in zip(run.model.parameters(), weights, strict=True))
             assert all(param.grad is None for param in run.model.parameters())
-            assert not differences(run.state()["base"], base)
+            assert not differences(run.state()["state"], base)
             if guarded:
                 assert not differences(run.world()["model"], buffers)
         run.train(step)

@@ -119,7 +119,7 @@ def test_a_foreign_state_is_refused_and_changes_nothing():
     run.train(0, 1)
     before = run.state()
     foreign = {
-        "not a state of CFlatTurbo: expected the keys 'base' and 'wrapper'": run.base.state_dict(),
+        "not a state of CFlatTurbo: expected the keys 'state', 'param_groups' and 'wrapper'": run.base.state_dict(),
         "belongs to a SAM over 7 parameters; this is a CFlatTurbo over 7": Run(case("sam")).state(),
         "has the format 0": {**before, "wrapper": {**before["wrapper"], "version": 0}},
         "over 8 parameters; this is a CFlatTurbo over 7": {
@@ -130,6 +130,28 @@ def test_a_foreign_state_is_refused_and_changes_nothing():
         with pytest.raises(ValueError, match=message):
             run.optimizer.load_state_dict(state)
         assert not differences(run.state(), before)
+
+
+@pytest.mark.parametrize("row", EVERY, ids=str)
+def test_tools_find_torchs_own_keys(row):
+    run = Run(row)
+    run.train(0, 1)
+    state, base = run.state(), copy.deepcopy(run.base.state_dict())
+    assert set(state) == {"state", "param_groups", "wrapper"}
+    assert not differences({key: state[key] for key in base}, base)
+
+
+@pytest.mark.parametrize("row", EVERY, ids=str)
+def test_a_state_of_version_0_1_still_loads(row):
+    """It held the base optimizer's state under a key of its own."""
+    run = Run(row)
+    run.train(0, 1, 2)
+    state = run.state()
+    old = {"base": {"state": state["state"], "param_groups": state["param_groups"]}}
+    old["wrapper"] = {**state["wrapper"], "version": 1}
+    resumed = Run(row)
+    resumed.optimizer.load_state_dict(_saved_and_loaded(old))
+    assert not differences(resumed.state(), state)
 
 
 def test_the_telemetry_is_part_of_the_state():

@@ -8,6 +8,7 @@ from abc import abstractmethod
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +17,9 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from cflat._errors import ClosureError, check
+from cflat.optim._clients import refuse_skipped_micro_batches
 from cflat.optim._guards import BufferGuard, RandomGuard
+from cflat.optim._leftovers import refuse_late_changes
 from cflat.optim._memory import DirectionMemory
 from cflat.optim._options import StepOptions
 from cflat.optim._passes import Direction, Evaluation, Passes
@@ -31,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SharpnessAware", "StepOptions"]
 
-_STATE_VERSION = 1
+_STATE_VERSION = 2
 
 
 class SharpnessAware(Optimizer):
@@ -52,6 +55,9 @@ class SharpnessAware(Optimizer):
     _step_supports_amp_scaling = True
 
     _has_radius = True
+
+    # Whether gradients that were accumulated before a step may simply be added to: true of one evaluation at theta.
+    _adds_to_gradients = False
 
     def __init__(
         self,
@@ -92,6 +98,7 @@ class SharpnessAware(Optimizer):
         self._in_flight: weakref.ref[Passes] | None = None
         self._last: dict[str, Any] = {}
         self._saved_state: dict[str, Any] = {}
+        self._has_just_looped = False
         super().__init__(base.param_groups, base.defaults)
         self._is_linked = True
 
@@ -147,13 +154,24 @@ class SharpnessAware(Optimizer):
 
     # -- the two doors ------------------------------------------------------------------------------------------
 
-    def step(self, closure: Callable[[], Any] | None = None, *, scaler: Any = None) -> Any:  # type: ignore[override]
+    def step(  # type: ignore[override]
+        self,
+        closure: Callable[[], Any] | None = None,
+        *,
+        scaler: Any = None,
+        replay: Callable[[], Any] | None = None,
+    ) -> Any:
         """Take one step and return what the closure returned at the unperturbed weights.
+
+        Directly after a loop over `passes`, which has stepped already, ``step()`` does nothing: trainers that call it
+        after every batch need no change.
 
         Args:
             closure: Computes the loss, calls backward and returns the loss. It is called as often as the algorithm
                 needs; gradients are cleared before each call.
             scaler: The GradScaler with which the closure scales its loss (float16); call its ``update()`` after.
+            replay: Computes again, at the present weights, the gradients that were accumulated before this step. They
+                then are part of its first evaluation, and ``replay`` is called before the closure in the others.
         """
         refuse_scaler(self)
         if closure is None:
@@ -161,24 +179,45 @@ class SharpnessAware(Optimizer):
                 f"{type(self).__name__}.step() needs a closure that computes the loss, calls backward and returns the "
                 "loss; got None. Write optimizer.step(closure), or loop over optimizer.passes()."
             )
+        if replay is None:
+            refuse_skipped_micro_batches(self)
         result = None
         self._settle()
-        with Passes(self, scaler, runs_hooks=False) as passes:
+        with Passes(self, scaler, accumulated=replay is not None, is_loop=False) as passes:
             for index in passes:
                 with torch.enable_grad():
+                    if replay is not None and passes.replays:
+                        replay()
                     value = closure()
                 passes.loss = value
                 result = value if index == 0 else result
         return result
 
-    def passes(self, *, scaler: Any = None) -> Passes:
+    @staticmethod
+    def profile_hook_step(func: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap `step` as torch does, and let the call after a loop over `passes` run neither it nor hooks."""
+        hooked = Optimizer.profile_hook_step(func)
+
+        @wraps(func)
+        def step(self: SharpnessAware, closure: Any = None, **options: Any) -> Any:
+            if closure is None and self._has_just_looped:
+                self._has_just_looped = False
+                refuse_late_changes(self.all_params())
+                return None
+            return hooked(self, closure, **options)
+
+        return step
+
+    def passes(self, *, scaler: Any = None, accumulated: bool = False) -> Passes:
         """Return the evaluations of one step as an iterator; see `Passes`.
 
         Args:
             scaler: The GradScaler with which the loss is scaled (float16); call its ``update()`` after the loop.
+            accumulated: Whether the gradients that are there already are the beginning of the first evaluation;
+                ``passes.replays`` then says in which iterations they have to be computed again.
         """
         self._settle()
-        return Passes(self, scaler)
+        return Passes(self, scaler, accumulated=accumulated)
 
     def register_gradient_hook(self, hook: Callable[[Evaluation], None]) -> RemovableHandle:
         """Call ``hook`` with every gradient that an evaluation has produced, before the algorithm uses it.
@@ -246,41 +285,44 @@ class SharpnessAware(Optimizer):
     # -- checkpoints --------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the complete state: the base optimizer's and this wrapper's; loads with ``weights_only=True``."""
+        """Return the complete state: torch's ``state`` and ``param_groups``, which are the base's, and ``wrapper``.
+
+        Loads with ``weights_only=True``.
+        """
         self._settle()
         params = self.all_params()
-        return {
-            "base": self.base.state_dict(),
-            "wrapper": {
-                "version": _STATE_VERSION,
-                "class": type(self).__name__,
-                "num_params": len(params),
-                "task": [self.task_index, self.task_step],
-                "telemetry": self.telemetry.as_dict(),
-                "extra": self.extra_state(),
-                "memories": {name: memory.state(params) for name, memory in self._memories.items() if memory},
-            },
+        wrapper = {
+            "version": _STATE_VERSION,
+            "class": type(self).__name__,
+            "num_params": len(params),
+            "task": [self.task_index, self.task_step],
+            "telemetry": self.telemetry.as_dict(),
+            "extra": self.extra_state(),
+            "memories": {name: memory.state(params) for name, memory in self._memories.items() if memory},
         }
+        return {**self.base.state_dict(), "wrapper": wrapper}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over what `state_dict` returned."""
+        """Take over what `state_dict` returned, also in the format of version 0.1, which held the base apart."""
         self._settle()
-        if not {"base", "wrapper"} <= set(state_dict):
+        if "wrapper" not in state_dict:
             raise ValueError(
-                f"This is not a state of {type(self).__name__}: expected the keys 'base' and 'wrapper', got "
-                f"{sorted(map(str, state_dict))}. Load a plain optimizer's state into optimizer.base."
+                f"This is not a state of {type(self).__name__}: expected the keys 'state', 'param_groups' and "
+                f"'wrapper', got {sorted(map(str, state_dict))}. Load a plain optimizer's state into optimizer.base."
             )
         wrapper, params = state_dict["wrapper"], self.all_params()
-        if wrapper["version"] != _STATE_VERSION:
+        if wrapper["version"] not in (1, _STATE_VERSION):
             raise ValueError(
-                f"This state has the format {wrapper['version']}; this version of cflat reads format {_STATE_VERSION}."
+                f"This state has the format {wrapper['version']}; this version of cflat reads the formats 1 to "
+                f"{_STATE_VERSION}."
             )
         if wrapper["class"] != type(self).__name__ or wrapper["num_params"] != len(params):
             raise ValueError(
                 f"This state belongs to a {wrapper['class']} over {wrapper['num_params']} parameters; this is a "
                 f"{type(self).__name__} over {len(params)}. Rebuild the same optimizer before loading."
             )
-        self.base.load_state_dict(state_dict["base"])
+        own = {key: value for key, value in state_dict.items() if key != "wrapper"}
+        self.base.load_state_dict(own["base"] if wrapper["version"] == 1 else own)
         self.task_index, self.task_step = wrapper["task"]
         self.telemetry.load(wrapper["telemetry"])
         self.load_extra_state(wrapper["extra"])
@@ -324,6 +366,7 @@ class SharpnessAware(Optimizer):
     def _open(self, passes: Passes) -> None:
         """Register a step in flight and note the state to return to."""
         self._settle()
+        self._has_just_looped = False
         self._in_flight = weakref.ref(passes)  # weak, so that a loop that is left early drops and undoes its step
         self._last = {}
         self._saved_state = self.extra_state()

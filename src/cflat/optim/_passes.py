@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 
 from cflat._errors import ClosureError
+from cflat.optim._leftovers import holds_foreign_gradient, mark_gradients
 from cflat.optim._scaling import LossScale
 from cflat.optim._vectors import NonFiniteError, Vector
 from cflat.optim._weights import Weights
@@ -46,9 +47,17 @@ class Passes:
     A step that is left before its end is given up, and all is as if it had never begun: weights, buffers, random
     numbers and the algorithm's state. An exception inside ``with opt.passes() as passes:`` does so at once; without
     ``with`` it happens when the iterator is closed or dropped, or at the next call on the optimizer.
+
+    Args:
+        optimizer: Whose step it is.
+        scaler: The GradScaler with which the caller scales its loss, or None.
+        accumulated: Whether gradients that are there already are the beginning of the first evaluation; see `replays`.
+        is_loop: Whether the caller loops itself; then hooks, which torch runs around `step` only, run here.
     """
 
-    def __init__(self, optimizer: SharpnessAware, scaler: Any = None, *, runs_hooks: bool = True) -> None:
+    def __init__(
+        self, optimizer: SharpnessAware, scaler: Any = None, *, accumulated: bool = False, is_loop: bool = True
+    ) -> None:
         self._state = "new"
         self._optimizer = optimizer
         self._scale = LossScale(scaler, optimizer)
@@ -57,8 +66,10 @@ class Passes:
         self._sync: AbstractContextManager[Any] = nullcontext()
         self._index = -1
         self._asked: str | None = None
-        self._runs_hooks = runs_hooks
+        self._is_loop = is_loop
         self.loss: Any = None
+        self.replays = not accumulated
+        """Whether this evaluation must compute again what was accumulated before the step began."""
 
     def __iter__(self) -> Passes:
         return self
@@ -69,7 +80,13 @@ class Passes:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        was_never_begun = self._state == "new"
         self.close()
+        if was_never_begun and kind is None:
+            raise ClosureError(
+                "`with optimizer.passes() as passes:` was left without its loop, so no step was taken. Write "
+                "`for _ in passes:` inside it, and compute the loss and call backward in that loop."
+            )
 
     def __del__(self) -> None:
         if self._state == "open":
@@ -107,16 +124,27 @@ class Passes:
 
     def _begin(self) -> bool:
         optimizer = self._optimizer
+        has_gradients = holds_foreign_gradient(self._weights.candidates)
+        if has_gradients and self.replays and not optimizer._adds_to_gradients:
+            raise ClosureError(_lost_gradients(optimizer))
         self._run_hooks(optimizer._optimizer_step_pre_hooks)
         optimizer._open(self)
         self._state = "open"
         self._sync = optimizer._without_sync()
         with torch.no_grad():
-            self._weights.clear_gradients()
             optimizer._buffers.start()
             optimizer._random.start(param.device for param in self._weights.candidates)
             self._algorithm = optimizer.direction(self._weights)
             self._asked = next(self._algorithm)
+        if not has_gradients:
+            self._weights.clear_gradients()
+            self.replays = True
+        elif self._weights.are_moved:
+            raise ClosureError(
+                f"{type(optimizer).__name__} takes its first gradient at other weights than those at which gradients "
+                "were accumulated before this step. Loop over all micro-batches inside the closure or inside "
+                "optimizer.passes()."
+            )
         return False
 
     @torch.no_grad()
@@ -128,6 +156,7 @@ class Passes:
         else:
             self._optimizer._buffers.hold()
             self._optimizer._random.replay()
+            self.replays = True
         return is_done
 
     def _ask(self) -> tuple[bool, Vector | None]:
@@ -147,11 +176,21 @@ class Passes:
         return False, None
 
     def _collect(self) -> Vector:
+        if not any(param.grad is not None for param in self._weights.candidates):
+            self._require_gradients()
         gradient = self._weights.collect(self._scale.value)
         options = self._optimizer.options
         if options.max_norm is not None and options.clip == "each":
             _clip_(gradient, options.max_norm)
         return gradient
+
+    def _require_gradients(self) -> None:
+        """Raise unless it is in order that no parameter has a gradient: because all are frozen."""
+        if any(param.requires_grad for param in self._weights.candidates):
+            raise ClosureError(
+                f"Evaluation {self._index + 1} of this step left no gradient in any parameter of the optimizer. Call "
+                "loss.backward() in every evaluation, on a loss that depends on these parameters."
+            )
 
     def _finish(self, direction: Vector | None) -> None:
         """Apply the direction, or skip the step if there is none that is finite."""
@@ -167,9 +206,11 @@ class Passes:
             optimizer._buffers.release()
             self._weights.assign(self._scale.apply_(direction))
             self._scale.step(optimizer.base)
+            mark_gradients(self._weights.params)
             optimizer._commit()
         self._state = "closed"
         optimizer._complete(self._index + 1, is_finite=direction is not None)
+        optimizer._has_just_looped = self._is_loop
 
     def _checked(self, direction: Vector) -> Vector | None:
         """Average over ranks if each has perturbed on its own, verify that all is finite, and clip."""
@@ -202,9 +243,18 @@ class Passes:
 
     def _run_hooks(self, hooks: dict[int, Any]) -> None:
         """Call the optimizer's step hooks, which torch runs around `step` only."""
-        if self._runs_hooks:
+        if self._is_loop:
             for hook in list(hooks.values()):
                 hook(self._optimizer, (self._optimizer,), {})
+
+
+def _lost_gradients(optimizer: SharpnessAware) -> str:
+    return (
+        f"{type(optimizer).__name__} found gradients that were accumulated before this step, which it would have to "
+        "drop: it needs all micro-batches again at other weights. Loop over the micro-batches inside the closure or "
+        "inside optimizer.passes(), or pass step(closure, replay=...); in Lightning, Trainer and Accelerate use "
+        "cflat.integrations. If these gradients are left over, call optimizer.zero_grad() before the step."
+    )
 
 
 def _clip_(vector: Vector, max_norm: float) -> None:

@@ -54,6 +54,11 @@ class Weights:
             self._theta = self.values().clone()
         direction.add_to_(self._data, alpha)
 
+    @property
+    def are_moved(self) -> bool:
+        """Whether the weights are away from where the step began."""
+        return self._theta is not None
+
     def values(self) -> Vector:
         """Return the present weights as a vector that shares their storage."""
         return Vector(self._data, self.group, sharding=self._sharding)

@@ -24,6 +24,7 @@ class Plain(SharpnessAware):
     """
 
     _has_radius = False
+    _adds_to_gradients = True
 
     def __init__(self, base: Optimizer, *, model: nn.Module | None = None, options: StepOptions | None = None) -> None:
         super().__init__(base, model=model, options=options)
