@@ -1,0 +1,216 @@
+"""What the front is measured on: streams that are small and trained to the end, and rows: optimizers and rules.
+
+A stream must be converged (the training loss at the end of a task is a few hundredths, so that a slower optimizer is
+not simply further from its minimum), small (a plain run takes seconds: differences of a point need many seeds, not
+large networks), and its best learning rate must lie inside the range that is searched. Seconds are CPU seconds of one
+plain run on one thread of the machine that the results were made on. Power: if paired differences between two
+optimizers have a deviation of 0.5 to 1.5 points over seeds, then 8 seeds give a 95 % interval of +-0.4 to +-1.2 points,
+and 3 seeds, where a run takes a minute, one of +-1.2 to +-3.7: enough to see a collapse, no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+__all__ = ["ROWS", "STREAMS", "Bench", "Places", "Row"]
+
+Layer = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where data and weights lie; None where a stream that needs them is not run."""
+
+    data_root: Path | None = None
+    weights: Path | None = None
+    features: Path | None = None
+
+
+@dataclass(frozen=True)
+class Bench:
+    """One stream with one method."""
+
+    title: str
+    layer: Mapping[str, Any]
+    rates: tuple[float, float]
+    """Learning rates that are searched."""
+    radii: tuple[float, float]
+    """Radii that are searched, for optimizers whose radius is a length in weight space."""
+    seeds: int
+    """Of the final runs."""
+    seconds: float
+    """CPU seconds of a plain run."""
+    needs: tuple[str, ...] = ()
+    """Fields of `Places`."""
+
+    def config(self, places: Places) -> Layer:
+        """Return the layer with the paths filled in."""
+        layer = {section: dict(values) for section, values in self.layer.items()}
+        if "features" in self.needs:
+            layer["data"]["name"] = f"features:{places.features}"
+        if "data_root" in self.needs:
+            layer["data"]["root"] = str(places.data_root)
+        if "weights" in self.needs:
+            layer["backbone"]["weights"] = str(places.weights)
+        return layer
+
+
+_RUN = {"runtime": {"accelerator": "cpu", "threads": 1}}
+
+# Digits, 8 x 8: 1,153 images in five tasks of two classes, batch 16, five epochs: 370 steps. Train loss at the end of a
+# task is 0.02 to 0.06 at plain's best rate. 355 test images: one image is 0.28 points of Last, which is common to all
+# rows and thus mostly drops out of paired differences.
+_DIGITS = {
+    **_RUN,
+    "data": {"name": "digits"},
+    "train": {"epochs": 5, "batch_size": 16, "eval_batch_size": 256},
+    "base": {"name": "sgd", "momentum": 0.9, "schedule": "constant"},
+}
+# ViT-Tiny features of CIFAR-100 at 112 px: ten tasks of ten classes, 40 images per class, batch 16, five epochs: 1,300
+# steps; loss at the end 0.01 to 0.05. 20 test images per class, 2,000 in all: +-1 point for a single run, paired less.
+_FEATURES = {
+    **_RUN,
+    "data": {"train_per_class": 40, "test_per_class": 20, "validation_per_class": 10},
+    "stream": {"initial": 10, "increment": 10},
+    "backbone": {"name": "mlp", "width": 128, "depth": 2},
+    "train": {"epochs": 5, "batch_size": 16, "eval_batch_size": 512},
+    "base": {"name": "sgd", "momentum": 0.9, "schedule": "constant"},
+}
+# ViT-Tiny with adapters at 112 px: two tasks of ten classes, 16 images per class, ten epochs with cosine: 200 steps.
+# A third of the time is testing. The adapters converge (they are small), the ridge and prototypes need no training.
+_VIT = {
+    **_RUN,
+    "preset": "cpu",
+    "data": {"name": "cifar100", "train_per_class": 16, "test_per_class": 20, "validation_per_class": 10},
+    "stream": {"scenario": "class", "initial": 10, "increment": 10, "max_tasks": 2},
+    "backbone": {"name": "vit_tiny", "image_size": 112, "inputs": "timm"},
+    "train": {"epochs": 10, "batch_size": 16, "eval_batch_size": 64},
+    "base": {"name": "sgd", "momentum": 0.9, "schedule": "cosine"},
+}
+
+STREAMS: dict[str, Bench] = {
+    "digits-task": Bench(
+        "Digits, small CNN, task-incremental finetune",
+        {**_DIGITS, "method": {"name": "finetune", "classes": "new"}, "stream": {"scenario": "task"}},
+        rates=(0.001, 0.04),
+        radii=(0.02, 0.4),
+        seeds=8,
+        seconds=3.5,
+    ),
+    "digits-class": Bench(
+        "Digits, small CNN, class-incremental replay, 5 exemplars per class",
+        {**_DIGITS, "method": {"name": "replay", "memory_per_class": 5}, "stream": {"scenario": "class"}},
+        rates=(0.005, 0.1),
+        radii=(0.02, 0.4),
+        seeds=8,
+        seconds=3.5,
+    ),
+    "features-task": Bench(
+        "CIFAR-100 features of ViT-Tiny, MLP, task-incremental finetune",
+        {
+            **_FEATURES,
+            "method": {"name": "finetune", "classes": "new"},
+            "stream": {**_FEATURES["stream"], "scenario": "task"},
+        },
+        rates=(0.0005, 0.02),
+        radii=(0.02, 0.4),
+        seeds=8,
+        seconds=3.0,
+        needs=("features",),
+    ),
+    "features-class": Bench(
+        "CIFAR-100 features of ViT-Tiny, MLP, class-incremental replay, 5 exemplars per class",
+        {
+            **_FEATURES,
+            "method": {"name": "replay", "memory_per_class": 5},
+            "stream": {**_FEATURES["stream"], "scenario": "class"},
+        },
+        rates=(0.0005, 0.02),
+        radii=(0.02, 0.4),
+        seeds=8,
+        seconds=4.0,
+        needs=("features",),
+    ),
+    "ease": Bench(
+        "CIFAR-100 at 112 px, ViT-Tiny, EASE",
+        {**_VIT, "method": {"name": "ease"}},
+        rates=(0.01, 0.2),
+        radii=(0.02, 0.4),
+        seeds=3,
+        seconds=80.0,
+        needs=("data_root", "weights"),
+    ),
+    "ranpac": Bench(
+        "CIFAR-100 at 112 px, ViT-Tiny, RanPAC",
+        {**_VIT, "method": {"name": "ranpac"}},
+        rates=(0.01, 0.2),
+        radii=(0.02, 0.4),
+        seeds=3,
+        seconds=50.0,
+        needs=("data_root", "weights"),
+    ),
+    # A ResNet-32 from scratch at 16 px, a quarter of the arithmetic of 32 px: four tasks of two classes, 50 images per
+    # class, padded crops and flips, 40 epochs with cosine, so that the loss ends low in spite of augmentation.
+    "icarl": Bench(
+        "CIFAR-100 at 16 px, ResNet-32 from scratch, iCaRL, augmentation",
+        {
+            **_RUN,
+            "preset": "cpu",
+            "method": {"name": "icarl", "memory_per_class": 5},
+            "data": {"name": "cifar100", "train_per_class": 50, "test_per_class": 50, "validation_per_class": 20},
+            "stream": {"scenario": "class", "initial": 2, "increment": 2, "max_tasks": 4},
+            "backbone": {"name": "resnet32", "weights": "random", "image_size": 16, "inputs": "cifar"},
+            "train": {"epochs": 40, "batch_size": 16, "eval_batch_size": 128},
+            "base": {"name": "sgd", "momentum": 0.9, "schedule": "cosine"},
+        },
+        rates=(0.01, 0.2),
+        radii=(0.02, 0.4),
+        seeds=5,
+        seconds=60.0,
+        needs=("data_root",),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One optimizer, or one rule of Turbo."""
+
+    title: str
+    optimizer: Mapping[str, Any]
+    evaluations: float
+    """Per step, about: for the time left."""
+    radius: float | None = 1.0
+    """Factor on a stream's radii for optimizers that measure theirs otherwise; None has no radius."""
+
+
+def _turbo(title: str, cost: float, /, **settings: Any) -> Row:
+    return Row(title, {"name": "c_flat_turbo", **settings}, cost)
+
+
+ROWS: dict[str, Row] = {
+    "none": Row("SGD", {"name": "none"}, 1.0, radius=None),
+    "c_flat": Row("C-Flat", {"name": "c_flat"}, 4.0),
+    "turbo": _turbo("C-Flat Turbo", 1.3),
+    "turbo-steady": _turbo("C-Flat Turbo, steady", 1.3, rules="steady"),
+    "turbo-paper": _turbo("C-Flat Turbo, paper", 1.3, rules="paper"),
+    "sam": Row("SAM", {"name": "sam"}, 2.0),
+    "msam": Row("MSAM", {"name": "msam"}, 1.0, radius=5.0),
+    "looksam": Row("LookSAM", {"name": "looksam"}, 1.2),
+    "asam": Row("ASAM", {"name": "asam"}, 2.0, radius=10.0),
+    "gsam": Row("GSAM", {"name": "gsam"}, 2.0),
+    "gam": Row("GAM", {"name": "gam"}, 4.0, radius=4.0),
+    "ss_sam": Row("SS-SAM", {"name": "ss_sam"}, 1.5),
+    "ae_sam": Row("AE-SAM", {"name": "ae_sam"}, 1.5),
+    "friendly_sam": Row("Friendly-SAM", {"name": "friendly_sam"}, 2.0),
+    "c_flat_plus": Row("C-Flat++", {"name": "c_flat_plus"}, 2.5),
+    "turbo-1.15": _turbo("C-Flat Turbo, 1.15 evaluations", 1.15, rules="measured", evaluations=1.15),
+    "turbo-1.5": _turbo("C-Flat Turbo, 1.5 evaluations", 1.5, rules="measured", evaluations=1.5),
+    "turbo-paper-reuse": _turbo("C-Flat Turbo, paper, reuse only", 2.3, rules="paper", trigger=False, schedule=False),
+    "turbo-steady-reuse": _turbo(
+        "C-Flat Turbo, steady, reuse only", 2.3, rules="steady", trigger=False, schedule=False
+    ),
+}
