@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import os
+import re
 import stat
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -14,10 +15,20 @@ from typing import Any, BinaryIO
 
 from cflat._errors import DataError
 
-__all__ = ["open_regular", "plain_values", "read_text", "write_atomic", "write_json"]
+__all__ = [
+    "open_regular",
+    "plain_values",
+    "read_text",
+    "remove_leftovers",
+    "sync_folder",
+    "write_atomic",
+    "write_json",
+]
 
 MAX_TEXT_BYTES = 256 << 20
 """No text that a run reads or leaves is larger; more is a mistake, or would not fit into memory once it is parsed."""
+_LEFTOVER = re.compile(r"\..+\.(\d+)\.tmp|.+\.tmp-(\d+)", re.ASCII)
+"""Temporary files with the process that wrote them: as `write_atomic` names them, and as the first release did."""
 
 
 def open_regular(path: Path) -> BinaryIO:
@@ -68,7 +79,7 @@ def write_atomic(path: Path, content: bytes | str | Callable[[BinaryIO], object]
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
     except OSError as error:
         raise DataError(f"{str(path)!r} could not be written: {error.strerror or error}.") from error
     finally:
@@ -81,7 +92,36 @@ def write_json(path: Path, values: Any) -> None:
     write_atomic(path, json.dumps(plain_values(values), indent=2, allow_nan=False) + "\n")
 
 
-def _sync_folder(folder: Path) -> None:
+def remove_leftovers(folder: Path) -> None:
+    """Remove the temporary files of writers that were killed; those of living processes stay.
+
+    Call it before the first write of one's own: a file that carries the number of this process is then of another that
+    had the same number.
+    """
+    with suppress(OSError):
+        for path in folder.iterdir():
+            match = _LEFTOVER.fullmatch(path.name)
+            if match and _is_gone(int(match[1] or match[2])):
+                with suppress(OSError):
+                    path.unlink()
+
+
+def _is_gone(process: int) -> bool:
+    """Whether this machine has no such process, apart from the one that asks."""
+    if process == os.getpid():
+        return True
+    if os.name == "nt":  # there, signal 0 would end it
+        return False
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return True
+    except OSError:  # it belongs to somebody else
+        return False
+    return False
+
+
+def sync_folder(folder: Path) -> None:
     """Make the rename itself survive a power cut, where the system can (not on Windows)."""
     with suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)

@@ -1,88 +1,220 @@
-"""Checkpoints that are either whole or absent, and load without running code."""
+"""Checkpoints that are whole and unchanged or not used at all, and load without running code.
+
+The name of a file holds the hash of its content, ``000012-9f86d081884c7d65.pt``: whatever happens to a byte of it is
+noticed before anything is loaded, and name and content appear together when the finished file is renamed.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
+import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple
 
 import torch
+from torch import Tensor
 
 from cflat._errors import DataError
+from cflat._files import sync_folder
 
-__all__ = ["CheckpointStore"]
+__all__ = ["CheckpointStore", "require_finite", "require_same"]
 
 logger = logging.getLogger(__name__)
 
-_VERSION = 1
-_KEPT = 2
+VERSION = 2
+KEPT = 2
+BLOCK_BYTES = 1 << 20
+_NAME = re.compile(r"(\d{6,18})-([0-9a-f]{16})\.pt", re.ASCII)
+_FIRST_RELEASE = re.compile(r"\d{6}\.pt", re.ASCII)
+_TEMPORARY = re.compile(r"\d+\.tmp-\d+", re.ASCII)
+
+
+class _DamagedError(DataError):
+    """The one before may be good."""
+
+
+class _Found(NamedTuple):
+    number: int
+    digest: str
+    path: Path
 
 
 class CheckpointStore:
-    """The checkpoints of one run, numbered; the newest two are kept.
+    """The checkpoints of one run, numbered; the newest two that are good are kept.
 
     A file appears under its name only when it is complete and on disk, so a kill at any moment leaves the last good
-    one in place; should it be damaged later, the one before is used.
+    one in place; should it be damaged later, the one before is used. Other files in the folder are left alone.
 
     Args:
-        folder: Where the files lie; made when the first is saved.
+        folder: Where the files lie; made when the first is saved, in a folder that must exist.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.newest: Path | None = None
+        """What was saved or loaded last."""
+        self._damaged: set[Path] = set()
 
-    def save(self, state: dict[str, Any]) -> Path | None:
-        """Write a checkpoint; on a full or failing disk say so, keep the old ones and return None."""
-        numbers = self._numbers()
-        path = self.folder / f"{(numbers[-1] if numbers else 0) + 1:06d}.pt"
-        temporary = path.with_suffix(f".tmp-{os.getpid()}")
+    def save(self, state: dict[str, Any]) -> Path:
+        """Write a checkpoint, then remove those that it replaces.
+
+        Raises:
+            DataError: If it cannot be written, for example on a full disk; the old ones are kept then.
+        """
+        before = self._found()
+        number = before[-1].number + 1 if before else 1
+        temporary = self.folder / f"{number:06d}.tmp-{os.getpid()}"
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(exist_ok=True)
             with temporary.open("wb") as file:
-                torch.save({"version": _VERSION, **state}, file)
+                writer = _HashingWriter(file)
+                torch.save({"version": VERSION, **state}, writer)  # type: ignore[arg-type]
                 file.flush()
                 os.fsync(file.fileno())
+            path = self.folder / f"{number:06d}-{writer.digest.hexdigest()}.pt"
             temporary.replace(path)
-            self._sync_folder()
+            sync_folder(self.folder)
         except (OSError, RuntimeError) as error:
-            temporary.unlink(missing_ok=True)
-            logger.warning("Could not save checkpoint %s (%s); training goes on with the one before.", path, error)
-            return None
-        for number in numbers[: 1 - _KEPT] if len(numbers) >= _KEPT else []:
-            (self.folder / f"{number:06d}.pt").unlink(missing_ok=True)
+            self._remove(temporary)
+            reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
+            raise DataError(f"A checkpoint in {str(self.folder)!r} cannot be written: {reason}.") from error
+        good = [found.path for found in before if found.path not in self._damaged]
+        for old in (*good[: len(good) + 1 - KEPT], *self._damaged):
+            self._remove(old)
+        self._damaged.clear()
+        self.newest = path
         return path
 
     def load(self) -> dict[str, Any] | None:
-        """Return the newest checkpoint that can be read, or None if there never was one.
+        """Return the newest checkpoint that is unchanged, or None if there never was one.
 
         Raises:
-            DataError: If there are checkpoints but none can be read.
+            DataError: If there are checkpoints but none can be used, or the newest is of another version.
         """
-        numbers = self._numbers()
-        problems = []
-        for number in reversed(numbers):
-            path = self.folder / f"{number:06d}.pt"
-            try:
-                state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-            except Exception as error:  # a damaged file can fail in many ways; the one before may be good
-                problems.append(f"{path.name}: {type(error).__name__}")
-                logger.warning("Checkpoint %s cannot be read (%s); trying the one before.", path, error)
-                continue
-            if state.get("version") != _VERSION:
-                raise DataError(f"{path} was written by another version of cflat; start the run anew.")
-            return state
-        if problems:
-            raise DataError(f"No checkpoint in {self.folder} can be read ({'; '.join(problems)}); start the run anew.")
+        found = self._found()
+        for one in reversed(found):
+            state = self._try_to_read(one)
+            if state is not None:
+                self.newest = one.path
+                return state
+        if found:
+            raise DataError(f"No checkpoint in {str(self.folder)!r} can be used: all are damaged; start the run anew.")
+        if any(_FIRST_RELEASE.fullmatch(name) for name in self._names()):
+            raise DataError(
+                f"The checkpoints in {str(self.folder)!r} were written by the first release of cflat, which this one "
+                "cannot go on from; start the run anew, or finish it with cflat 0.1."
+            )
         return None
 
-    def _numbers(self) -> list[int]:
-        return sorted(int(path.stem) for path in self.folder.glob("*.pt") if path.stem.isdigit())
+    def remove_leftovers(self) -> None:
+        """Remove what writers that were killed have left; for the owner of the folder, before the first save."""
+        for name in self._names():
+            if _TEMPORARY.fullmatch(name):
+                self._remove(self.folder / name)
 
-    def _sync_folder(self) -> None:
-        """Make the new name itself durable."""
-        handle = os.open(self.folder, os.O_RDONLY)
+    def _try_to_read(self, found: _Found) -> dict[str, Any] | None:
         try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+            return _read(found)
+        except _DamagedError as error:
+            self._damaged.add(found.path)
+            logger.warning("%s The one before is used, if there is one.", error)
+            return None
+
+    def _found(self) -> list[_Found]:
+        matches = [match for match in map(_NAME.fullmatch, self._names()) if match]
+        found = (_Found(int(match[1]), match[2], self.folder / match[0]) for match in matches)
+        return sorted(one for one in found if one.path.is_file())
+
+    def _names(self) -> list[str]:
+        try:
+            return os.listdir(self.folder)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def _remove(self, path: Path) -> None:
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            logger.warning("%s cannot be removed: %s.", path, error.strerror)
+
+
+def require_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Refuse to go on with another run than the one that was begun.
+
+    Args:
+        before: What decides the run, by dotted key, as the checkpoint has it.
+        now: The same, as it is now.
+
+    Raises:
+        DataError: Naming the first key that differs.
+    """
+    for key in (*before, *now):
+        if before.get(key) != now.get(key):
+            raise DataError(
+                f"This run was begun with {key} = {before.get(key)!r:.200}, but now it is {now.get(key)!r:.200}: going "
+                "on would mix two runs. Change it back, or start a run of its own."
+            )
+
+
+def require_finite(state: Mapping[str, Any]) -> None:
+    """Refuse weights that training cannot go on with.
+
+    Raises:
+        DataError: Naming the first tensor with NaN or infinity.
+    """
+    for name, value in state.items():
+        if isinstance(value, Tensor) and value.is_floating_point() and not value.isfinite().all():
+            raise DataError(
+                f"The checkpoint holds NaN or infinity in {name}: the training has diverged. Start it anew with a "
+                "smaller base.lr."
+            )
+
+
+def _read(found: _Found) -> dict[str, Any]:
+    """Return a checkpoint whose content is what was written.
+
+    Raises:
+        _DamagedError: If it is not.
+        DataError: If it is of another version.
+    """
+    name = f"The checkpoint {str(found.path)!r}"
+    try:
+        digest = _hash()
+        with found.path.open("rb") as file:
+            while block := file.read(BLOCK_BYTES):
+                digest.update(block)
+            if digest.hexdigest() != found.digest:
+                raise _DamagedError(f"{name} is damaged: its content is not what was written.")
+            file.seek(0)
+            state = torch.load(file, map_location="cpu", weights_only=True)
+    except _DamagedError:
+        raise
+    except Exception as error:  # what torch cannot load fails in many ways
+        raise _DamagedError(f"{name} cannot be read ({type(error).__name__}).") from error
+    if not isinstance(state, dict) or "version" not in state:
+        raise _DamagedError(f"{name} holds no state of a run.")
+    if state["version"] != VERSION:
+        raise DataError(f"{name} was written by another version of cflat; start the run anew.")
+    return state
+
+
+def _hash() -> hashlib.blake2b:
+    return hashlib.blake2b(digest_size=8)
+
+
+class _HashingWriter:
+    """A file that hashes what is written to it."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file = file
+        self.digest = _hash()
+
+    def write(self, block: bytes) -> int:
+        self.digest.update(block)
+        return self.file.write(block)
+
+    def flush(self) -> None:
+        self.file.flush()

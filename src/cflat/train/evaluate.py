@@ -23,21 +23,34 @@ class Extractor:
         transform: The test transform.
         batch_size: Images at a time.
         runtime: Precision and device.
+        heed_stop: Called before every batch; raises to end the pass.
     """
 
-    def __init__(self, method: Method, transform: Transform, batch_size: int, runtime: Runtime) -> None:
+    def __init__(
+        self,
+        method: Method,
+        transform: Transform,
+        batch_size: int,
+        runtime: Runtime,
+        heed_stop: Callable[[], None] = lambda: None,
+    ) -> None:
         self.method = method
         self.transform = transform
         self.batch_size = batch_size
         self.runtime = runtime
+        self.heed_stop = heed_stop
 
     @torch.no_grad()
     def __call__(self, images: ImageSet, function: Callable[[Tensor], Tensor]) -> Tensor:
         """Return the concatenated outputs, one row per image, in order."""
         self.method.eval()
         loader = BatchLoader(images, self.transform, self.batch_size, shuffle=False, device=self.runtime.device)
-        with self.runtime.autocast():
-            return torch.cat([function(batch.images) for batch in loader])
+        outputs = []
+        for batch in loader:
+            self.heed_stop()
+            with self.runtime.autocast():
+                outputs.append(function(batch.images))
+        return torch.cat(outputs)
 
 
 @torch.no_grad()
@@ -49,8 +62,12 @@ def count_correct(
     batch_size: int,
     runtime: Runtime,
     split: Split = "test",
+    heed_stop: Callable[[], None] = lambda: None,
 ) -> dict[str, list[int]]:
-    """Return for each score the number of right answers on the images of a split of every task seen so far."""
+    """Return for each score the number of right answers on the images of a split of every task seen so far.
+
+    ``heed_stop`` is called before every batch and raises to end the pass.
+    """
     method.eval()
     counts: dict[str, list[int]] = {name: [] for name in method.scores}
     for task in stream.tasks[: task_index + 1]:
@@ -67,6 +84,7 @@ def count_correct(
         )
         correct = torch.zeros(len(method.scores), dtype=torch.int64, device=runtime.device)
         for batch in loader:
+            heed_stop()
             with runtime.autocast():
                 scores = method.predict(batch)
             for position, name in enumerate(method.scores):

@@ -1,26 +1,28 @@
 """The one training loop: tasks, phases, epochs, steps, for every method and every optimizer.
 
 Everything random is a function of (seed, position), so a checkpoint holds weights, optimizer state and a position, and
-a run that was killed anywhere ends with the same bits as one that was not.
+a run that was killed anywhere ends with the same bits as one that was not. Checkpoints are taken between steps and at
+the borders of phases and tasks; what a method does at those borders is repeated on resume, never saved halfway.
 """
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
-from cflat._errors import CFlatError
+from cflat._errors import CFlatError, DataError
 from cflat.data import BatchLoader, Split, Stream, Task, Transform
 from cflat.methods import Method, Phase
 from cflat.metrics.accuracy import AccuracyMatrix
 from cflat.optim import SharpnessAware, StepOptions, create_optimizer
-from cflat.train.checkpoint import CheckpointStore
+from cflat.train.checkpoint import CheckpointStore, require_finite, require_same
 from cflat.train.evaluate import Extractor, count_correct
 from cflat.train.meters import CostMeter, StopWatch, count_flops
 from cflat.train.objective import Objective
@@ -30,14 +32,20 @@ from cflat.train.runtime import Runtime, seed_everything
 from cflat.train.schedules import lr_factor, make_base, set_lr
 from cflat.train.settings import BaseSettings, TrainSettings
 
-__all__ = ["Inputs", "OptimizerChoice", "RunResult", "TrainingInterrupted", "run_stream"]
+__all__ = ["Inputs", "OptimizerChoice", "RunResult", "StateNotSaved", "TrainingInterrupted", "run_stream"]
+
+logger = logging.getLogger(__name__)
 
 # Keys that keep the random numbers of the different parts of a run apart.
 _GROW, _START, _STEP, _FINISH, _EVALUATE = range(5)
 
 
 class TrainingInterrupted(CFlatError):
-    """The run was asked to stop; its state is saved."""
+    """The run was asked to stop; what it has a folder for is saved there."""
+
+
+class StateNotSaved(CFlatError):
+    """The run was asked to stop, and what it has trained is lost."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +101,7 @@ def run_stream(
     folder: Path | None = None,
     resume: bool = False,
     should_stop: Callable[[], bool] = lambda: False,
+    identity: Mapping[str, Any] | None = None,
 ) -> RunResult:
     """Train a method on every task of a stream and evaluate it after each.
 
@@ -110,10 +119,13 @@ def run_stream(
         observer: Who is told.
         folder: The run directory; checkpoints go below it. None keeps none.
         resume: Go on from the newest checkpoint in ``folder``, if there is one.
-        should_stop: Asked after every step; True saves and raises.
+        should_stop: Asked after every step and between the batches of all other passes; True saves and raises.
+        identity: What else decides the result, by dotted key: a checkpoint with another value is refused.
 
     Raises:
         TrainingInterrupted: When ``should_stop`` said so.
+        StateNotSaved: When it said so and the state could not be saved.
+        DataError: If the checkpoints of ``folder`` are damaged or of another run.
     """
     run = _Run(
         method,
@@ -128,6 +140,7 @@ def run_stream(
         observer or Observer(),
         folder,
         should_stop,
+        {**(identity or {}), "seed": seed, "number of ranks": runtime.world_size},
     )
     if resume:
         run.restore()
@@ -156,15 +169,18 @@ class _Run:
     observer: Observer
     folder: Path | None
     should_stop: Callable[[], bool]
+    identity: dict[str, Any]
 
     def __post_init__(self) -> None:
         self.position = _Position()
         self.meter = CostMeter()
         self.accuracy = {split: self._no_stages(split) for split in self.splits}
         self.eval_batch_size = self.train.eval_batch_size or self.train.batch_size
-        self.extract = Extractor(self.method, self.inputs.eval, self.eval_batch_size, self.runtime)
+        self.extract = Extractor(self.method, self.inputs.eval, self.eval_batch_size, self.runtime, self._heed_stop)
         self.store = CheckpointStore(self.folder / "checkpoints") if self.folder is not None else None
         self.saved_at = time.monotonic()
+        self.has_unsaved_steps = False
+        self.save_problem: str | None = None
         self.restored: dict[str, Any] = {}
         self.is_grown = False
 
@@ -181,6 +197,7 @@ class _Run:
 
     def start_task(self, task: Task) -> None:
         """Grow the method and let it prepare, unless a checkpoint has put it into the middle of this task."""
+        self._heed_stop()
         self.observer.on_task_start(task)
         if self.is_grown:
             return
@@ -195,6 +212,8 @@ class _Run:
         while self.position.phase < len(phases):
             yield phases[self.position.phase]
             self.position = _Position(task.index, self.position.phase + 1)
+            if self.has_unsaved_steps:  # a stop in what follows, be it merging or testing, finds everything saved
+                self._save()
 
     def train_phase(self, task: Task, phase: Phase) -> None:
         """Train the method's parameters for the epochs of one phase."""
@@ -262,14 +281,21 @@ class _Run:
         for split in self.splits:
             self._seed(_EVALUATE, task.index)
             counts = count_correct(
-                self.method, self.stream, task.index, self.inputs.eval, self.eval_batch_size, self.runtime, split
+                self.method,
+                self.stream,
+                task.index,
+                self.inputs.eval,
+                self.eval_batch_size,
+                self.runtime,
+                split,
+                self._heed_stop,
             )
             before = self.accuracy[split]
             self.accuracy[split] = {name: before[name].with_stage(correct) for name, correct in counts.items()}
         self.position, self.is_grown = _Position(task.index + 1), False
         seconds = time.perf_counter() - started
         self.observer.on_task_end(task_record(task, self.accuracy, self.meter.summary(), seconds))
-        self._save(None, None, None, (0.0, 0.0))
+        self._save()
 
     # -- parts of a phase ---------------------------------------------------------------------------------------
 
@@ -331,12 +357,27 @@ class _Run:
     # -- checkpoints --------------------------------------------------------------------------------------------
 
     def restore(self) -> None:
-        """Go to the newest checkpoint, if there is one."""
+        """Go to the newest checkpoint, if there is one.
+
+        Raises:
+            DataError: If it is of another run, or nothing that training could go on with.
+        """
         state = self.store.load() if self.store is not None else None
         if state is None:
             return
+        require_same(state.get("identity", {}), self.identity)
+        try:
+            self._load(state)
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            reason = str(error).strip().partition("\n")[0] or type(error).__name__
+            raise DataError(f"The checkpoint does not fit this run ({reason:.200}); start the run anew.") from error
+
+    def _load(self, state: dict[str, Any]) -> None:
         self.position = _Position(*state["position"])
         self.is_grown = state["is_grown"]
+        require_finite(state["method"])
+        if not 0 <= self.position.task <= self.stream.num_tasks - self.is_grown:
+            raise ValueError(f"task {self.position.task} of {self.stream.num_tasks}")
         num_grown = self.position.task + (1 if self.is_grown else 0)
         for task in self.stream.tasks[:num_grown]:
             self._grow(task)
@@ -351,6 +392,21 @@ class _Run:
         self.meter.load(state["meter"])
         self.observer.load(state["observer"])
         self.restored = state["phase"]
+        self._require_possible_position()
+
+    def _require_possible_position(self) -> None:
+        """Refuse a position that this run never comes to; needs the method as it is there."""
+        at, is_in_phase = self.position, False
+        if self.is_grown:
+            task = self.stream.tasks[at.task]
+            phases = self.method.phases(task)
+            if at.phase < len(phases):
+                phase = phases[at.phase]
+                last_step = len(self._train_loader(task, phase))
+                is_in_phase = 0 <= at.epoch < self._num_epochs(task, phase) and 0 < at.step <= last_step
+        is_at_border = at.epoch == at.step == 0 and 0 <= at.phase <= (len(phases) if self.is_grown else 0)
+        if not (is_in_phase if self.restored else is_at_border):
+            raise ValueError(f"there is no phase {at.phase}, epoch {at.epoch}, step {at.step} in task {at.task}")
 
     def _restore_phase(self, optimizer: SharpnessAware, objective: Objective, loss_sum: Tensor) -> tuple[float, float]:
         """Load what belongs to the phase that a checkpoint was taken in; return its arithmetic per step."""
@@ -367,47 +423,65 @@ class _Run:
     def _save_if_due(
         self, optimizer: SharpnessAware, objective: Objective, loss_sum: Tensor, flops: tuple[float, float]
     ) -> None:
+        self.has_unsaved_steps = True
         stops = self.should_stop()
         is_due = time.monotonic() - self.saved_at >= 60 * self.train.checkpoint_minutes
         if stops or is_due:
-            self._save(optimizer, objective, loss_sum, flops)
-        if stops:
-            raise TrainingInterrupted("The run was asked to stop; its state is saved.")
-
-    def _save(
-        self,
-        optimizer: SharpnessAware | None,
-        objective: Objective | None,
-        loss_sum: Tensor | None,
-        flops: tuple[float, float],
-    ) -> None:
-        self.saved_at = time.monotonic()
-        if self.store is None or not self.runtime.is_main:
-            return
-        phase: dict[str, Any] = {}
-        if optimizer is not None and objective is not None and loss_sum is not None:
             phase = {
                 "optimizer": optimizer.state_dict(),
                 "scaler": objective.scaler.state_dict() if objective.scaler is not None else None,
                 "loss_sum": float(loss_sum),
                 "flops": list(flops),
             }
+            self._save(phase)
+        if stops:
+            self._stop()
+
+    def _save(self, phase: dict[str, Any] | None = None) -> None:
+        """Write a checkpoint, with the state of the phase within one; should that fail, training goes on."""
+        self.saved_at = time.monotonic()
+        if self.store is None or not self.runtime.is_main:
+            return
         position = self.position
-        path = self.store.save(
-            {
-                "position": [position.task, position.phase, position.epoch, position.step],
-                "is_grown": self.is_grown,
-                "method": self.method.state_dict(),
-                "extra": self.method.extra_state(),
-                "accuracy": self._counts("test"),
-                "validation": self._counts("validation"),
-                "meter": self.meter.state(),
-                "observer": self.observer.state(),
-                "phase": phase,
-            }
-        )
-        if path is not None:
-            self.observer.on_checkpoint(str(path))
+        try:
+            path = self.store.save(
+                {
+                    "identity": self.identity,
+                    "position": [position.task, position.phase, position.epoch, position.step],
+                    "is_grown": self.is_grown,
+                    "method": self.method.state_dict(),
+                    "extra": self.method.extra_state(),
+                    "accuracy": self._counts("test"),
+                    "validation": self._counts("validation"),
+                    "meter": self.meter.state(),
+                    "observer": self.observer.state(),
+                    "phase": phase or {},
+                }
+            )
+        except DataError as error:
+            self.save_problem = str(error)
+            logger.warning("%s Training goes on; should it be stopped, what is not saved is lost.", error)
+            return
+        self.has_unsaved_steps, self.save_problem = False, None
+        self.observer.on_checkpoint(str(path))
 
     def _counts(self, split: Split) -> dict[str, Any]:
         return {name: matrix.to_dict() for name, matrix in self.accuracy.get(split, {}).items()}
+
+    # -- stopping -----------------------------------------------------------------------------------------------
+
+    def _heed_stop(self) -> None:
+        """Stop between the batches of a pass, if asked to: it is repeated on resume, what came before it is saved."""
+        # Ranks may be at different batches here: to stop at this one alone would leave the others waiting.
+        if self.runtime.world_size == 1 and self.should_stop():
+            self._stop()
+
+    def _stop(self) -> NoReturn:
+        if self.store is None or not self.runtime.is_main:
+            raise TrainingInterrupted("The run was asked to stop.")
+        problem = self.save_problem
+        if problem is None and not (self.store.newest or self.store.folder.parent).exists():
+            problem = f"{str(self.store.folder.parent)!r} was removed."
+        if problem is not None:
+            raise StateNotSaved(f"The run was asked to stop, but what it has trained is lost: {problem}")
+        raise TrainingInterrupted("The run was asked to stop; its state is saved.")
