@@ -260,7 +260,7 @@ def test_data_is_checked(capsys: pytest.CaptureFixture[str]) -> None:
         ([*SMOKE, "train.epoch=1"], "Did you mean 'epochs'?"),
         ([*SMOKE, "epochs"], "Expected key=value"),
         ([*SMOKE, "--config", "none.yaml"], "cannot be read"),
-        ([*SMOKE, "--resume", "runs"], "--resume takes everything"),
+        ([*SMOKE, "--resume", "runs", "--out", "x"], "leave out --out"),
         ([*SMOKE, "--track", "wandbb"], "Did you mean 'wandb'?"),
         ([*SMOKE, "--out", "/proc/cflat"], "cannot be made"),
         (["run", "--resume", "nowhere"], "is no run directory"),

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 
 import numpy as np
 import pytest
@@ -151,8 +152,36 @@ def test_fingerprints_follow_content_and_order(tmp_path):
     prints = [ArrayPixels(array).fingerprint() for array in (pixels, pixels.copy(), pixels[::-1], pixels[:2])]
     assert prints[0] == prints[1]
     assert len(set(prints)) == 3
+    for name in ("a", "b", "ab"):
+        (tmp_path / name).write_bytes(b"same")
     names = [FilePixels(tmp_path, paths).fingerprint() for paths in (["a", "b"], ["b", "a"], ["ab"])]
     assert len(set(names)) == 3
+
+
+@pytest.mark.parametrize("size", [1000, 1_000_000])
+def test_the_fingerprint_of_files_is_of_their_content(tmp_path, size):
+    (tmp_path / "first").mkdir()
+    paths = [f"{number}.jpg" for number in range(600)]
+    for path in paths[1:]:
+        (tmp_path / "first" / path).write_bytes(path.encode())
+    changed = tmp_path / "first" / paths[0]
+    changed.write_bytes(bytes(size))
+    before = FilePixels(tmp_path / "first", paths).fingerprint()
+    time = changed.stat()
+    for position in (0, size // 2, size - 1):  # same size, same time, one byte
+        content = bytearray(size)
+        content[position] = 1
+        changed.write_bytes(content)
+        os.utime(changed, ns=(time.st_atime_ns, time.st_mtime_ns))
+        assert FilePixels(tmp_path / "first", paths).fingerprint() != before
+    assert FilePixels(tmp_path / "first", paths).fingerprint(np.arange(1, 600)) == (
+        FilePixels(tmp_path / "first", paths[1:]).fingerprint()  # files that are not used do not matter
+    )
+    changed.write_bytes(bytes(size))
+    shutil.move(tmp_path / "first", tmp_path / "second")
+    assert FilePixels(tmp_path / "second", paths).fingerprint() == before
+    with pytest.raises(DataError, match=r"Cannot read image '.*/0\.jpg': the file does not exist"):
+        FilePixels(tmp_path / "first", paths).fingerprint()
 
 
 def test_groups_hold_every_position_once():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -88,17 +90,17 @@ def test_runs_are_found_below_a_folder(folder: RunFolder) -> None:
 
 
 def test_the_log_is_cut_back_to_the_checkpoint(tmp_path: Path) -> None:
-    first = MetricsLog(tmp_path / "metrics.jsonl")
-    first.on_run_start(2, 0)
-    first.on_epoch({"epoch": 0})
-    saved = first.state()
-    first.on_epoch({"epoch": 1})
+    with closing(MetricsLog(tmp_path / "metrics.jsonl")) as first:
+        first.on_run_start(2, 0)
+        first.on_epoch({"epoch": 0})
+        saved = first.state()
+        first.on_epoch({"epoch": 1})
     with first.path.open("a") as file:
         file.write('{"epoch": 2, "half')
-    second = MetricsLog(first.path)
-    second.load(saved)
-    second.on_run_start(2, 0)
-    second.on_epoch({"epoch": 1, "loss": float("nan")})
+    with closing(MetricsLog(first.path)) as second:
+        second.load(saved)
+        second.on_run_start(2, 0)
+        second.on_epoch({"epoch": 1, "loss": float("nan")})
     records = [json.loads(line) for line in first.path.read_text().splitlines()]
     assert [record["epoch"] for record in records] == [0, 1]
     assert records[1]["loss"] is None
@@ -108,14 +110,52 @@ def test_the_log_is_cut_back_to_the_checkpoint(tmp_path: Path) -> None:
 def test_a_run_that_starts_anew_starts_its_log_anew(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text("old\n")
-    MetricsLog(path).on_run_start(2, 0)
+    with closing(MetricsLog(path)) as log:
+        log.on_run_start(2, 0)
     assert path.read_text() == ""
 
 
-def test_a_log_that_lost_lines_is_refused(tmp_path: Path) -> None:
-    log = MetricsLog(tmp_path / "metrics.jsonl")
-    log.load({"offset": 10, "seconds": 0.0})
-    with pytest.raises(DataError, match="shorter than its checkpoint says"):
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda text: text[:-1], "shorter than its checkpoint says"),
+        (lambda text: text.replace("7", "8"), "is not what"),
+    ],
+)
+def test_a_log_that_lost_or_changed_lines_is_refused(
+    damage: Callable[[str], str], message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    with closing(MetricsLog(path)) as log:
+        log.on_run_start(2, 0)
+        log.on_epoch({"epoch": 7})
+        saved = log.state()
+    path.write_text(damage(path.read_text()))
+    with closing(MetricsLog(path)) as log:
+        log.load(saved)
+        with pytest.raises(DataError, match=message):
+            log.on_run_start(2, 0)
+
+
+@pytest.mark.parametrize("event", ["removed", "replaced", "longer"])
+def test_nothing_is_saved_beside_a_log_that_is_another(event: str, tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    with closing(MetricsLog(path)) as log:
+        log.on_run_start(2, 0)
+        if event == "longer":
+            path.write_text("x\n")
+        else:
+            path.unlink()
+            if event == "replaced":
+                path.touch()
+        with pytest.raises(DataError, match="removed or changed by somebody else"):
+            log.state()
+        with pytest.raises(DataError, match="removed or changed by somebody else"):
+            log.on_epoch({"epoch": 0})
+
+
+def test_a_log_that_is_a_folder_is_one_sentence(tmp_path: Path) -> None:
+    with closing(MetricsLog(tmp_path)) as log, pytest.raises(DataError, match="could not be written"):
         log.on_run_start(2, 0)
 
 

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import os
 import shutil
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from PIL import Image
 
 from cflat import ConfigError, DataError
 from cflat.config.documents import parse_overrides
 from cflat.config.presets import resolve_config
 from cflat.config.run_config import RunConfig
 from cflat.runs import run as run_module
+from cflat.runs.changes import change_config
 from cflat.runs.folder import RunFolder
 from cflat.runs.interrupts import StopRequest
 from cflat.runs.plan import plan_run
 from cflat.runs.run import assemble, resume, run
 from cflat.train import TrainingInterrupted
+from cflat.train.checkpoint import CheckpointStore
 
 SMALL = [
     "method=icarl",
@@ -110,11 +118,177 @@ def test_a_full_disk_is_said_before_training(tmp_path: Path, monkeypatch: pytest
         run(config(), tmp_path / "run")
 
 
-def test_changed_data_is_noticed_on_resume(tmp_path: Path) -> None:
+def after_steps(number: int) -> Callable[[], bool]:
+    """Return a question that is answered with yes from the n-th time on."""
+    asked = itertools.count(1)
+    return lambda: next(asked) >= number
+
+
+@pytest.fixture
+def stopped(tmp_path: Path) -> RunFolder:
+    """A run that was stopped in its first task, with a checkpoint."""
     with pytest.raises(TrainingInterrupted):
-        run(config(), tmp_path / "run", should_stop=lambda: True)
-    with pytest.raises(DataError, match="has changed since it began"):
-        run(config("data.subsample_seed=1"), tmp_path / "run", resume=True)
+        run(config(), tmp_path / "run", should_stop=after_steps(4))
+    assert any((tmp_path / "run" / "checkpoints").iterdir())
+    return RunFolder(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        ("batch_size: 16", "batch_size: 8"),
+        ("\nseed: 0", "\nseed: 1"),
+        ("subsample_seed: 0", "subsample_seed: 1"),
+        ("lr: 0.02", "lr: 0.03"),
+        ("rho: 0.1", "rho: 0.2"),
+    ],
+)
+@pytest.mark.parametrize("is_noted", [True, False])
+def test_an_edited_configuration_is_refused_by_name(stopped: RunFolder, edit: tuple[str, str], is_noted: bool) -> None:
+    """The checkpoint knows, too, should env.json be lost."""
+    if not is_noted:
+        stopped.environment_file.unlink()
+    text = stopped.config_file.read_text()
+    before, after = edit
+    assert before in text
+    stopped.config_file.write_text(text.replace(before, after, 1))
+    key = before.strip().partition(":")[0]
+    with pytest.raises(DataError, match=rf"begun with \S*{key} = .+, but now it is .+: going on would mix two runs"):
+        resume(stopped.path)
+
+
+def test_a_configuration_of_another_run_is_refused_by_name(stopped: RunFolder) -> None:
+    with pytest.raises(DataError, match=r"begun with data\.subsample_seed = 0, but now it is 1"):
+        run(config("data.subsample_seed=1"), stopped.path, resume=True)
+
+
+def test_what_does_not_decide_the_result_may_change(stopped: RunFolder, finished: RunFolder, tmp_path: Path) -> None:
+    changed = change_config(
+        stopped.load_config(), parse_overrides([f"data.root={tmp_path}", "runtime.threads=1", "runtime.prefetch=2"])
+    )
+    again = run(changed, stopped.path, resume=True)
+    assert without_time(again) == without_time(finished.load_summary())
+    assert stopped.load_config() == config()  # what the run is stays as it was; what it was resumed with is beside it
+    assert stopped.load_environment()["resumed_with"] == [
+        {"data.root": str(tmp_path), "runtime.threads": 1, "runtime.prefetch": 2}
+    ]
+
+
+@pytest.mark.parametrize(
+    "override", ["train.epochs=9", "seed=1", "method=memo", "runtime.precision=bf16", "preset=cpu"]
+)
+def test_what_decides_the_result_may_not_change(override: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^{override.partition('=')[0]}.* cannot be changed from .+ on resume"):
+        change_config(config(), parse_overrides([override]))
+
+
+def write_images(root: Path) -> None:
+    for split, count in (("train", 4), ("test", 2)):
+        for label in range(4):
+            folder = root / split / f"class{label}"
+            folder.mkdir(parents=True)
+            for number in range(count):
+                pixels = np.full((8, 8, 3), 60 * label + number, np.uint8)
+                Image.fromarray(pixels).save(folder / f"{number}.png")
+
+
+FOLDER = ["stream.initial=2", "stream.increment=2", "method.memory_per_class=1", "method.memory_total=null"]
+
+
+def test_changed_images_are_noticed_on_resume_and_moved_ones_are_not_changed(tmp_path: Path) -> None:
+    root = tmp_path / "images"
+    write_images(root)
+    with pytest.raises(TrainingInterrupted):
+        run(config(f"data=folder:{root}", *FOLDER), tmp_path / "run", should_stop=after_steps(3))
+    image = root / "train" / "class3" / "2.png"
+    before, times = image.read_bytes(), image.stat()
+    Image.fromarray(np.full((8, 8, 3), 1, np.uint8)).save(image)
+    with pytest.raises(DataError, match="has changed since it began: other images"):
+        resume(tmp_path / "run")
+    RunFolder(tmp_path / "run").environment_file.unlink()
+    with pytest.raises(DataError, match="begun with images"):
+        resume(tmp_path / "run")
+    image.write_bytes(before)
+    os.utime(image, ns=(times.st_atime_ns + 10**12, times.st_mtime_ns + 10**12))  # touched, not changed
+    shutil.move(root, tmp_path / "moved")
+    moved = change_config(
+        RunFolder(tmp_path / "run").load_config(), parse_overrides([f"data=folder:{tmp_path / 'moved'}"])
+    )
+    resumed = run(moved, tmp_path / "run", resume=True)
+    whole = run(config(f"data=folder:{tmp_path / 'moved'}", *FOLDER), tmp_path / "whole")
+    assert without_time(resumed) == without_time(whole)
+
+
+def test_a_checkpoint_holds_what_makes_the_run_itself(stopped: RunFolder) -> None:
+    state = torch.load(next(stopped.checkpoints.iterdir()), weights_only=True)
+    assert state["version"] == 2
+    assert state["identity"]["train.batch_size"] == config().train.batch_size
+    assert state["identity"]["seed"] == 0
+    assert state["identity"]["number of ranks"] == 1
+    assert state["identity"]["images (their hash)"] == plan_run(config()).stream
+    assert not [key for key in state["identity"] if key.startswith(("runtime.threads", "data.root"))]
+
+
+def rewrite(folder: RunFolder, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change the newest checkpoint and give it the right name: its hash does not give it away."""
+    newest = max(folder.checkpoints.iterdir())
+    state = torch.load(newest, weights_only=True)
+    change(state)
+    del state["version"]
+    shutil.rmtree(folder.checkpoints)
+    CheckpointStore(folder.checkpoints).save(state)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda state: state.update(position=[5, 0, 0, 0]), "task 5 of 2"),
+        (lambda state: state.update(position=[-1, 0, 0, 0]), "task -1 of 2"),
+        (lambda state: state.update(position=[0, 0, 99, 1]), "no phase 0, epoch 99, step 1"),
+        (lambda state: state.update(position=[0, 0, 0, 99]), "no phase 0, epoch 0, step 99"),
+        (lambda state: state.update(position=[0, 7, 0, 1]), "no phase 7"),
+        (lambda state: state.update(position=[0, 0, 0, 0]), "no phase 0, epoch 0, step 0"),
+        (lambda state: state.update(phase={}), "no phase 0, epoch 0"),
+        (lambda state: state.update(is_grown=False), "does not fit this run"),
+        (lambda state: state.update(position=[0, 0]), "does not fit this run"),
+        (lambda state: state.update(position="here"), "does not fit this run"),
+        (lambda state: state.pop("method"), "does not fit this run"),
+        (lambda state: state.pop("identity"), "does not fit this run"),
+        (lambda state: state["method"].popitem(), "does not fit this run"),
+        (lambda state: state["identity"].update({"number of ranks": 4}), "begun with number of ranks = 4"),
+        (lambda state: next(iter(state["method"].values())).view(-1)[:1].fill_(math.nan), "NaN or infinity in network"),
+        (lambda state: next(iter(state["method"].values())).view(-1)[:1].fill_(math.inf), "NaN or infinity in network"),
+    ],
+)
+def test_a_state_that_no_run_can_have_is_refused(
+    stopped: RunFolder, change: Callable[[dict[str, Any]], None], message: str
+) -> None:
+    rewrite(stopped, change)
+    with pytest.raises(DataError, match=message):
+        resume(stopped.path)
+
+
+def test_a_run_of_the_first_release_is_said_to_be_one(stopped: RunFolder) -> None:
+    environment = stopped.load_environment()
+    del environment["format"]
+    stopped.write(stopped.environment_file, environment)
+    with pytest.raises(DataError, match="was begun by another version of cflat"):
+        resume(stopped.path)
+
+
+def test_strays_in_a_run_directory_do_no_harm(stopped: RunFolder, finished: RunFolder) -> None:
+    leftover = stopped.checkpoints / "000004.tmp-1"  # of a living process, which does not own the folder
+    leftover.touch()
+    (stopped.path / "notes.txt").touch()
+    (stopped.checkpoints / "best.pt").write_bytes(b"mine")
+    (stopped.checkpoints / "000009-0123456789abcdef.pt").mkdir()
+    assert without_time(resume(stopped.path)) == without_time(finished.load_summary())
+    assert not leftover.exists()
+    shutil.rmtree(stopped.checkpoints)
+    stopped.checkpoints.touch()
+    stopped.summary_file.unlink()
+    with pytest.raises(DataError, match="must be the folder of checkpoints"):
+        resume(stopped.path)
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,8 @@ class ListTracker:
 
 def test_numbers_are_passed_on_by_epoch() -> None:
     tracker = ListTracker()
-    observer = TrackerObserver(tracker)
+    observer = TrackerObserver(lambda: tracker)
+    observer.on_run_start(2, 0)
     observer.on_epoch({"loss": 0.5, "phase": "train", "sharpness": {"reused": 2}})
     observer.load({"step": 7})
     observer.on_task_end({"task": 0, "cnn": {"stage_accuracy": 0.5, "per_task": [0.5]}})

@@ -104,6 +104,7 @@ def _analyze(
     config: RunConfig, folder: Path, every: int, seeds: list[int], formats: list[str], is_silent: bool
 ) -> list[FigureData]:
     from cflat.runs.folder import RunFolder
+    from cflat.runs.lock import owned
     from cflat.runs.run import run
     from cflat.studies.analyze import analyze, check_request
 
@@ -116,6 +117,7 @@ def _analyze(
     with stoppable() as stop:
         if not own.is_finished:
             run(config, folder, resume=own.config_file.is_file(), should_stop=stop)
-        return analyze(
-            config, folder / "analysis", every=every, seeds=seeds, formats=formats, tell=tell, should_stop=stop
-        )
+        with owned(folder / "analysis"):
+            return analyze(
+                config, folder / "analysis", every=every, seeds=seeds, formats=formats, tell=tell, should_stop=stop
+            )

@@ -69,9 +69,9 @@ def command(
         preset=preset,
     )
     folder = out or Path("runs") / safe_name("compare", *(_name(layer.get(key)) for key in ("method", "data")))
-    with job_executor(executor, quiet or json, gpus) as chosen:
+    with job_executor(executor, folder, quiet or json, gpus) as chosen:
         result = compare(layer, comma_names(optimizers), comma_numbers("--seeds", seeds), folder, chosen)
-    picture, page = write_comparison(folder, result)
+        picture, page = write_comparison(folder, result)
     values = comparison_values(result)
     if json:
         emit_json({"out": str(folder), "figure": str(picture), "page": str(page), **values})

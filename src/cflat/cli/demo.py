@@ -38,9 +38,9 @@ def command(
     """Train iCaRL on digits with a plain optimizer, C-Flat and C-Flat Turbo over three seeds, and show the result."""
     from cflat.studies.compare import compare, comparison_values, write_comparison
 
-    with job_executor("local", quiet or json) as executor:
+    with job_executor("local", out, quiet or json) as executor:
         result = compare(DEMO, OPTIMIZERS, SEEDS, out, executor)
-    picture, page = write_comparison(out, result)
+        picture, page = write_comparison(out, result)
     if json:
         emit_json({"out": str(out), "figure": str(picture), "page": str(page), **comparison_values(result)})
         return

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -23,28 +24,33 @@ if TYPE_CHECKING:
 __all__ = ["ExecutorName", "Gpus", "job_executor", "stoppable"]
 
 EXECUTORS = ("local", "ray")
+NOT_SAVED = 3
+"""Exit code of a command that was stopped and could not save."""
 
 ExecutorName = Annotated[str, typer.Option("--executor", help="local: one run after the other; ray: side by side")]
 Gpus = Annotated[float, typer.Option("--gpus", help="With ray: share of a GPU for each run that uses one, up to 1")]
 
 
 @contextmanager
-def job_executor(name: str, is_silent: bool, gpus: float = 1.0) -> Iterator[Executor]:
-    """Give the executor of this name, with progress; a signal ends the command cleanly, to go on later.
+def job_executor(name: str, folder: Path, is_silent: bool, gpus: float = 1.0) -> Iterator[Executor]:
+    """Own a folder and give the executor of this name; a signal ends the command cleanly, to go on later.
 
     Args:
         name: What the user chose.
+        folder: Where the results go; no other process may write there meanwhile.
         is_silent: Whether to show no progress.
         gpus: Share of a GPU for each run that uses one; for Ray.
 
     Raises:
         ConfigError: If there is no such executor.
+        DataError: If another process works in the folder.
     """
     if name not in EXECUTORS:
         known = list(EXECUTORS)
         raise ConfigError(f"Unknown executor {name!r}.{suggest(name, known)} Known: {', '.join(known)}.")
     from cflat.cli.progress import close_all, make_progress
     from cflat.runs.jobs import SerialExecutor
+    from cflat.runs.lock import owned
     from cflat.runs.ray_executor import RayExecutor
 
     shown: list[Observer] = []
@@ -63,7 +69,7 @@ def job_executor(name: str, is_silent: bool, gpus: float = 1.0) -> Iterator[Exec
         return SerialExecutor(observe, stop)(jobs)
 
     try:
-        with stoppable() as stop:
+        with owned(folder), stoppable() as stop:
             if name == "ray":
                 ray = RayExecutor(gpus, stop)
                 yield ray if is_silent else partial(_tell_each, ray)
@@ -75,9 +81,12 @@ def job_executor(name: str, is_silent: bool, gpus: float = 1.0) -> Iterator[Exec
 
 @contextmanager
 def stoppable(how_to_go_on: str = "Go on with the same command.") -> Iterator[StopRequest]:
-    """Let a signal end what is inside cleanly: it is asked to save and stop, and the command's exit code says why."""
+    """Let a signal end what is inside cleanly: it is asked to save and stop, and the command's exit code says why.
+
+    128 + n says that signal n ended it and everything is saved, `NOT_SAVED` that something could not be saved.
+    """
     from cflat.runs.interrupts import StopRequest
-    from cflat.train import TrainingInterrupted
+    from cflat.train import StateNotSaved, TrainingInterrupted
 
     stop = StopRequest(tell_stopping)
     try:
@@ -86,6 +95,9 @@ def stoppable(how_to_go_on: str = "Go on with the same command.") -> Iterator[St
     except TrainingInterrupted:
         note(f"Stopped; everything so far is saved. {how_to_go_on}")
         raise typer.Exit(stop.exit_code) from None
+    except StateNotSaved as error:
+        note(f"cflat: {error}")
+        raise typer.Exit(NOT_SAVED) from None
 
 
 def _tell_each(executor: Executor, jobs: Sequence[Job]) -> Iterator[Job]:

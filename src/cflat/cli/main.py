@@ -86,7 +86,10 @@ def _options(
 
 
 def run_app(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code: 2 for wrong input, 128 + n when stopped by signal n."""
+    """Run one command and return its exit code.
+
+    2 is for wrong input, 128 + n for a stop by signal n, 3 for a stop that could not save what it had.
+    """
     given = list(sys.argv[1:] if arguments is None else arguments)
     words = [word for word in given if word != DEBUG]
     try:

@@ -59,7 +59,7 @@ def tell_stopping() -> None:
     twice, so this writes to the descriptor itself.
     """
     with suppress(OSError):
-        os.write(STANDARD_ERROR, b"Stopping after this step; press Ctrl-C again to end at once.\n")
+        os.write(STANDARD_ERROR, b"Stopping at the next step or batch; press Ctrl-C again to end at once.\n")
 
 
 def is_main_process() -> bool:

@@ -85,10 +85,10 @@ def command(
         _show_plan(plan, json)
         return
     folder = out / f"{exhibit.name}-{plan.scale}"
-    with job_executor(executor, quiet or json, gpus) as run_on:
+    with job_executor(executor, folder, quiet or json, gpus) as run_on:
         found = reproduce(plan, run_on)
-    figures = _watch(exhibit, request, folder, is_silent=quiet or json)
-    files = write_reproduction(folder, plan, found, figures)
+        figures = _watch(exhibit, request, folder, is_silent=quiet or json)
+        files = write_reproduction(folder, plan, found, figures)
     if json:
         emit_json({"out": str(folder), "files": {kind: str(file) for kind, file in files.items()}, **found.to_dict()})
         return

@@ -46,6 +46,7 @@ Examples:
   cflat run --method memo --data npz:photos.npz --preset cpu --weights vit_tiny.safetensors train.epochs=5
   cflat run --method icarl --data digits --dry-run
   cflat run --resume runs/icarl-digits-none-seed0
+  cflat run --resume runs/ease-cifar100-none-seed0 --data-root /scratch/data runtime.threads=4
 """
 
 
@@ -68,6 +69,7 @@ def command(
 ) -> None:
     """Train a method on a stream of tasks and evaluate it after each."""
     from cflat.config.presets import resolve_config
+    from cflat.runs.changes import change_config, changed_keys
     from cflat.runs.folder import RunFolder
 
     layer = chosen_layer(
@@ -82,17 +84,20 @@ def command(
         seed=seed,
     )
     if resume is not None:
-        if layer or out is not None:
-            raise ConfigError("--resume takes everything from the run directory; leave the other options out.")
-        resolved, folder = RunFolder(resume).load_config(), resume
+        if out is not None:
+            raise ConfigError("--resume goes on in the run directory that it names; leave out --out.")
+        before, folder = RunFolder(resume).load_config(), resume
+        resolved = change_config(before, layer)
+        changes = [f"{key}={value}" for key, value in changed_keys(before, resolved).items()]
     else:
-        resolved = resolve_config(layer)
+        resolved, changes = resolve_config(layer), []
         folder = out or _free_folder(resolved)
     if dry_run:
         _show_plan(resolved, folder, json)
         return
     observers = _observers(resolved, folder, track, quiet or json)
-    summary = _train(resolved, folder, resume is not None, observers)
+    how_to_go_on = shlex.join(["cflat", "run", "--resume", str(folder), *changes])
+    summary = _train(resolved, folder, resume is not None, observers, how_to_go_on)
     if not is_main_process():
         return
     if json:
@@ -101,12 +106,14 @@ def command(
         _show(summary, folder)
 
 
-def _train(config: RunConfig, folder: Path, is_resumed: bool, observers: list[Observer]) -> RunSummary:
+def _train(
+    config: RunConfig, folder: Path, is_resumed: bool, observers: list[Observer], how_to_go_on: str
+) -> RunSummary:
     from cflat.cli.progress import close_all
     from cflat.runs.run import run
 
     try:
-        with stoppable(f"Go on: {shlex.join(['cflat', 'run', '--resume', str(folder)])}") as stop:
+        with stoppable(f"Go on: {how_to_go_on}") as stop:
             return run(config, folder, resume=is_resumed, observers=observers, should_stop=stop)
     finally:
         close_all(observers)
@@ -114,11 +121,12 @@ def _train(config: RunConfig, folder: Path, is_resumed: bool, observers: list[Ob
 
 def _observers(config: RunConfig, folder: Path, track: str | None, is_silent: bool) -> list[Observer]:
     from cflat.cli.progress import make_progress
-    from cflat.runs.trackers import TrackerObserver, create_tracker
+    from cflat.runs.trackers import TrackerObserver, create_tracker, require_tracker
 
     observers: list[Observer] = [] if is_silent else [make_progress(folder=folder)]
     if track is not None:
-        observers.append(TrackerObserver(create_tracker(track, config, folder)))
+        require_tracker(track)
+        observers.append(TrackerObserver(lambda: create_tracker(track, config, folder)))
     return observers
 
 

@@ -56,9 +56,9 @@ def command(
         if not json:
             next_command(["cflat", "sweep", str(file), "--out", str(folder), "--executor", executor])
         return
-    with job_executor(executor, quiet or json, gpus) as chosen:
+    with job_executor(executor, folder, quiet or json, gpus) as chosen:
         result = run_sweep(sweep, folder, chosen)
-    picture, page = write_sweep(folder, result)
+        picture, page = write_sweep(folder, result)
     if json:
         emit_json({"out": str(folder), "figure": str(picture), "page": str(page), **result.to_dict()})
         return

@@ -7,9 +7,11 @@ channels, so that any backbone reads any dataset.
 from __future__ import annotations
 
 import hashlib
+import os
 import stat
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
@@ -28,6 +30,11 @@ Pixels: TypeAlias = Tensor | list[Tensor]
 """Stacked (B, 3, H, W) when all images have one size, else a list of (3, H, W)."""
 
 DEFAULT_CACHE_BYTES = 2 << 30
+WHOLE_BYTES = 1 << 18
+"""Image files up to this size are hashed whole; of larger ones their size, beginning, middle and end."""
+SAMPLE_BYTES = 1 << 16
+NUM_READERS = 8
+FILES_PER_PART = 256
 
 
 class PixelStore(Protocol):
@@ -47,8 +54,8 @@ class PixelStore(Protocol):
         """Name an image for a message: its path, or its row."""
         ...
 
-    def fingerprint(self) -> str:
-        """Return a hash that changes when the images are others, or in another order."""
+    def fingerprint(self, rows: Indices | None = None) -> str:
+        """Return a hash that changes when the images of these rows, or of all, are others or in another order."""
         ...
 
 
@@ -85,8 +92,8 @@ class ArrayPixels:
         """Name an image by the array and its row."""
         return f"{self.name}[{row}]"
 
-    def fingerprint(self) -> str:
-        """Hash shape and pixels."""
+    def fingerprint(self, rows: Indices | None = None) -> str:
+        """Hash shape and pixels, always of all rows."""
         digest = hashlib.blake2b(str(tuple(self._images.shape)).encode(), digest_size=16)
         digest.update(self._images.numpy().data)
         return digest.hexdigest()
@@ -182,10 +189,27 @@ class FilePixels:
         """Name an image by its path."""
         return str(self.root / self.paths[row])
 
-    def fingerprint(self) -> str:
-        """Hash the relative paths and the stored size."""
-        text = "\n".join((str(self.short_side), *self.paths))
-        return hashlib.blake2b(text.encode(errors="surrogateescape"), digest_size=16).hexdigest()
+    def fingerprint(self, rows: Indices | None = None) -> str:
+        """Hash the relative paths, the files' content and the stored size, wherever the folder lies.
+
+        Raises:
+            DataError: If a file cannot be read.
+        """
+        paths = self.paths if rows is None else [self.paths[row] for row in np.unique(rows)]
+        digest = hashlib.blake2b(str(self.short_side).encode(), digest_size=16)
+        # Threads: the time is spent waiting for the disk, and hashing leaves the interpreter lock to others.
+        with ThreadPoolExecutor(NUM_READERS, thread_name_prefix="cflat-hash") as pool:
+            parts = [paths[start : start + FILES_PER_PART] for start in range(0, len(paths), FILES_PER_PART)]
+            for part in pool.map(self._hash_files, parts):
+                digest.update(part)
+        return digest.hexdigest()
+
+    def _hash_files(self, paths: Sequence[str]) -> bytes:
+        digest = hashlib.blake2b(digest_size=16)
+        for path in paths:
+            digest.update(f"{path}\n".encode(errors="surrogateescape"))
+            digest.update(_hash_content(self.root / path))
+        return digest.digest()
 
 
 def decode_image(path: Path, short_side: int | None = None) -> Tensor:
@@ -205,6 +229,22 @@ def decode_image(path: Path, short_side: int | None = None) -> Tensor:
         width, height = (max(short_side, round(side * factor)) for side in rgb.size)
         rgb = rgb.resize((width, height), Image.Resampling.BICUBIC)
     return torch.from_numpy(np.array(rgb)).permute(2, 0, 1)
+
+
+def _hash_content(path: Path) -> bytes:
+    try:
+        with _regular(path).open("rb", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            digest = hashlib.blake2b(str(size).encode() + b"\n", digest_size=16)
+            if size <= WHOLE_BYTES:
+                digest.update(file.read())
+            else:
+                for start in (0, (size - SAMPLE_BYTES) // 2, size - SAMPLE_BYTES):
+                    file.seek(start)
+                    digest.update(file.read(SAMPLE_BYTES))
+    except OSError as error:
+        raise DataError(f"Cannot read image {str(path)!r}: {_reason(error)}.") from error
+    return digest.digest()
 
 
 def _regular(path: Path) -> Path:

@@ -19,7 +19,7 @@ from cflat._errors import DataError, check
 from cflat._registry import suggest
 from cflat.data.dataset import Dataset, image_groups, validate_dataset
 from cflat.data.images import ImageSet
-from cflat.data.pixels import Indices
+from cflat.data.pixels import Indices, PixelStore
 
 __all__ = ["DomainLabels", "Scenario", "Split", "Stream", "Task", "build_stream", "class_order", "task_sizes"]
 
@@ -105,13 +105,15 @@ class Stream:
         digest = hashlib.blake2b(digest_size=16)
         header = (self.scenario, self.num_classes, self.label_modulus, self.class_names)
         digest.update(repr(header).encode(errors="surrogateescape"))
+        used: dict[PixelStore, list[Indices]] = {}
         for task in self.tasks:
             digest.update(repr((task.index, task.name, task.classes)).encode(errors="surrogateescape"))
             for images in (task.train, task.test, *([] if task.validation is None else [task.validation])):
                 digest.update(images.rows.astype("<i8").tobytes())
                 digest.update(images.labels.astype("<i8").tobytes())
-        for images in (self.tasks[0].train, self.tasks[0].test):
-            digest.update(images.store.fingerprint().encode())
+                used.setdefault(images.store, []).append(images.rows)
+        for store, rows in used.items():
+            digest.update(store.fingerprint(np.concatenate(rows)).encode())
         return digest.hexdigest()
 
 

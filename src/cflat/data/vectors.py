@@ -56,8 +56,8 @@ class ArrayVectors:
         """Name a vector by the array and its row."""
         return f"{self.name}[{row}]"
 
-    def fingerprint(self) -> str:
-        """Hash shape and numbers."""
+    def fingerprint(self, rows: Indices | None = None) -> str:
+        """Hash shape and numbers, always of all rows."""
         digest = hashlib.blake2b(str(tuple(self._vectors.shape)).encode(), digest_size=16)
         digest.update(self._vectors.numpy().data)
         return digest.hexdigest()

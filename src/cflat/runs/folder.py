@@ -7,13 +7,15 @@ in one step, so that what is there is whole.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from cflat._errors import CFlatError, DataError
 from cflat._files import plain_values, write_json
@@ -168,6 +170,11 @@ class RunFolder:
         return self.path / "metrics.jsonl"
 
     @property
+    def checkpoints(self) -> Path:
+        """Folder of the states to go on from."""
+        return self.path / "checkpoints"
+
+    @property
     def summary_file(self) -> Path:
         """The result; absent until the run is done."""
         return self.path / "summary.json"
@@ -252,13 +259,19 @@ class RunFolder:
 class MetricsLog(Observer):
     """Append one line per epoch and per task; a resumed run cuts off what its checkpoint does not know of.
 
+    The file stays open and is hashed as it grows: nobody else may write to it or change what it holds, and a checkpoint
+    that vouches for it is worth nothing beside another file.
+
     Args:
         path: The file; what it holds is cut off when the run starts, unless a checkpoint vouches for it.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._file: BinaryIO | None = None
         self._offset = 0
+        self._digest = hashlib.blake2b(digest_size=16)
+        self._expected: str | None = None
         self._seconds_before = 0.0
         self._started = time.monotonic()
 
@@ -269,10 +282,18 @@ class MetricsLog(Observer):
 
     def on_run_start(self, num_tasks: int, first_task: int) -> None:
         """Cut the file back to where the run is."""
-        with self.path.open("ab") as file:
-            if file.tell() < self._offset:
+        try:
+            self._file = file = self.path.open("a+b")
+            file.seek(0)
+            content = file.read(self._offset)
+            if len(content) < self._offset:
                 raise DataError(f"{str(self.path)!r} is shorter than its checkpoint says; start the run anew.")
+            self._digest.update(content)
+            if self._expected not in (None, self._digest.hexdigest()):
+                raise DataError(f"{str(self.path)!r} is not what this run has written; start the run anew.")
             file.truncate(self._offset)
+        except OSError as error:
+            raise DataError(f"{str(self.path)!r} could not be written: {error.strerror}.") from error
 
     def on_epoch(self, record: dict[str, Any]) -> None:
         """Append the record."""
@@ -283,24 +304,44 @@ class MetricsLog(Observer):
         self._append(record)
 
     def state(self) -> dict[str, Any]:
-        """Return the length of the file and the time spent."""
-        return {"offset": self._offset, "seconds": self.seconds}
+        """Return length and hash of the file and the time spent.
+
+        Raises:
+            DataError: If the file is no longer there, or another.
+        """
+        self._require_own_file()
+        return {"offset": self._offset, "digest": self._digest.hexdigest(), "seconds": self.seconds}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Take over length and time."""
-        self._offset, self._seconds_before = state["offset"], state["seconds"]
+        """Take over length, hash and time."""
+        self._offset, self._expected, self._seconds_before = state["offset"], state["digest"], state["seconds"]
         self._started = time.monotonic()
 
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+
     def _append(self, record: dict[str, Any]) -> None:
-        line = json.dumps(plain_values({**record, "seconds": round(self.seconds, 3)}), allow_nan=False) + "\n"
+        values = plain_values({**record, "seconds": round(self.seconds, 3)})
+        line = (json.dumps(values, allow_nan=False) + "\n").encode()
+        file = self._require_own_file()
         try:
-            with self.path.open("ab") as file:
-                file.write(line.encode())
-                file.flush()
-                os.fsync(file.fileno())
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
         except OSError as error:
             raise DataError(f"{str(self.path)!r} could not be written: {error.strerror}.") from error
-        self._offset += len(line.encode())
+        self._offset += len(line)
+        self._digest.update(line)
+
+    def _require_own_file(self) -> BinaryIO:
+        assert self._file is not None, "on_run_start opens the file"
+        with suppress(OSError):
+            found = self.path.stat()
+            if os.path.samestat(found, os.fstat(self._file.fileno())) and found.st_size == self._offset:
+                return self._file
+        raise DataError(f"{str(self.path)!r} was removed or changed by somebody else while the run wrote to it.")
 
 
 def find_runs(root: Path) -> Iterator[RunFolder]:

@@ -82,11 +82,17 @@ class SerialExecutor:
 
 
 def carry_out(
-    job: Job, observers: Sequence[Observer] = (), should_stop: Callable[[], bool] = lambda: False
+    job: Job,
+    observers: Sequence[Observer] = (),
+    should_stop: Callable[[], bool] = lambda: False,
+    patience: float = 0.0,
 ) -> RunSummary:
-    """Carry out one job; one that was begun goes on from its checkpoint."""
+    """Carry out one job; one that was begun goes on from its checkpoint.
+
+    ``patience`` is how many seconds to wait for another process that works in its folder.
+    """
     is_begun = RunFolder(job.out).config_file.is_file()
-    return run(job.config, job.out, resume=is_begun, observers=observers, should_stop=should_stop)
+    return run(job.config, job.out, resume=is_begun, observers=observers, should_stop=should_stop, patience=patience)
 
 
 def run_jobs(jobs: Sequence[Job], executor: Executor | None = None) -> list[RunSummary]:

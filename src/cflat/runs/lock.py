@@ -41,7 +41,9 @@ class FolderInUse(DataError):
 
 @contextmanager
 def owned(folder: Path, patience: float = 0.0) -> Iterator[None]:
-    """Own a folder, which is made if need be, and clear away what killed writers have left in it.
+    """Own a folder, and clear away what killed writers have left in it; one that was not there is made.
+
+    A folder that was made and stays empty goes again.
 
     Args:
         folder: What nobody else may write to meanwhile.
@@ -53,6 +55,7 @@ def owned(folder: Path, patience: float = 0.0) -> Iterator[None]:
     """
     path = folder / NAME
     try:
+        is_new = not folder.exists()
         folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
     except OSError as error:
@@ -66,6 +69,10 @@ def owned(folder: Path, patience: float = 0.0) -> Iterator[None]:
             yield
         finally:
             _write(handle, "")
+            with suppress(OSError):
+                if is_new and os.listdir(folder) == [NAME]:
+                    path.unlink()
+                    folder.rmdir()
     finally:
         os.close(handle)  # ends the lock, too
 

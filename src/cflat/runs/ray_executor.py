@@ -39,6 +39,8 @@ GRACE_SECONDS = 60.0
 """How long running jobs may take to finish their step and save."""
 MAX_RETRIES = 3
 """How often a job is begun again, from its checkpoint, after its worker was lost."""
+LOCK_SECONDS = 60.0
+"""How long a job waits for the lock of the worker that it replaces, which may have died on another host."""
 ANSWER_SECONDS = 10.0
 STORE_BYTES = 128 << 20
 """Shared memory of a Ray that is started here: jobs exchange nothing but their configurations."""
@@ -123,7 +125,7 @@ def _work(config: Layer, out: str, folder: str, environment: dict[str, str]) -> 
         return f"The folder {folder!r} cannot be entered on {platform.node()}: {error.strerror}."
     with StopRequest() as stop:
         try:
-            carry_out(Job(parse_config(config), Path(out)), should_stop=stop)
+            carry_out(Job(parse_config(config), Path(out)), should_stop=stop, patience=LOCK_SECONDS)
         except TrainingInterrupted:
             raise
         except CFlatError as error:

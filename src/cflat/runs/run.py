@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 
 from cflat._errors import ConfigError, DataError
-from cflat._files import write_atomic
+from cflat._files import plain_values, write_atomic
 from cflat.config.run_config import RunConfig
 from cflat.config.settings import BackboneSettings
 from cflat.data import (
@@ -28,11 +29,14 @@ from cflat.data import (
 )
 from cflat.methods import Method, StreamInfo, create_method
 from cflat.nn.backbone import Backbone, create_backbone
+from cflat.runs.changes import changed_keys, identity
 from cflat.runs.environment import describe_environment
 from cflat.runs.failures import explained
 from cflat.runs.folder import MetricsLog, RunFolder, RunSummary
+from cflat.runs.lock import owned, refuse_if_owned
 from cflat.runs.memory import MemoryLimit, require_batch
 from cflat.train import Inputs, Observer, OptimizerChoice, Runtime, RuntimeSettings, run_stream
+from cflat.train.checkpoint import CheckpointStore, require_same
 from cflat.train.observer import Observers
 from cflat.train.runtime import seed_everything
 
@@ -45,6 +49,8 @@ CHECKPOINT_COPIES = 6
 """Three files at a time (two kept, one being written), each with at least weights and momentum."""
 NORMAL_SHARE = 0.01
 """Steps that may be given up without a word: loss scaling tries out large factors now and then."""
+FORMAT = 2
+"""Of run directories: the first release, which had none, kept checkpoints without a hash."""
 _BUILD = 5
 """Key of the random numbers that initialise the network; the trainer's own keys are smaller."""
 
@@ -66,58 +72,70 @@ def run(
     num_tasks: int | None = None,
     observers: Sequence[Observer] = (),
     should_stop: Callable[[], bool] = lambda: False,
+    patience: float = 0.0,
 ) -> RunSummary:
     """Train as ``config`` says and return the result, which is also in ``out``.
 
     Args:
-        config: What to do.
+        config: What to do; on resume it may differ from the run's own in the keys of `MAY_CHANGE`.
         out: The run directory, absent or empty; None keeps nothing on disk.
         resume: Go on with the run that is in ``out``; a finished one is only read.
         num_tasks: Come back after so many tasks; ``resume`` goes on from there, and the summary is written at the end.
         observers: Who is told, besides the files.
-        should_stop: Asked after every step; True saves the state and raises `TrainingInterrupted`.
+        should_stop: Asked after every step and between the batches of all other passes; True saves the state and
+            raises `TrainingInterrupted`.
+        patience: Seconds to wait for another process that works in ``out``.
 
     Raises:
         ConfigError: If the configuration does not fit the machine or the data.
-        DataError: If data, weights or the run directory are not usable.
+        DataError: If data, weights or the run directory are not usable; `FolderInUse` if another process uses it.
+        StateNotSaved: If it was asked to stop and could not save.
     """
     folder = None if out is None else RunFolder(Path(out))
     if folder is not None and resume and folder.is_finished:
         return folder.load_summary()
     check_devices(config.runtime)
     runtime = Runtime(config.runtime)
-    if folder is not None and runtime.is_main:
-        prepare_folder(folder, resume)
-    parts = assemble(config)
-    log = None
-    if folder is not None and runtime.is_main:
-        _describe(folder, config, parts, resume)
-        log = MetricsLog(folder.metrics_file)
-    told = [*([log] if log is not None else []), *(observers if runtime.is_main else ())]
-    train = explained(config, None if folder is None else folder.path)(run_stream)
-    result = train(
-        parts.method,
-        parts.stream,
-        base=config.base,
-        train=config.train,
-        runtime=runtime,
-        optimizer=OptimizerChoice(config.optimizer.name, config.optimizer.keywords()),
-        inputs=parts.inputs,
-        seed=config.seed,
-        splits=evaluated_splits(config),
-        num_tasks=num_tasks,
-        observer=Observers(told),
-        folder=None if folder is None else folder.path,
-        resume=resume,
-        should_stop=should_stop,
-    )
-    _warn_of_divergence(config, result.cost)
-    seconds = 0.0 if log is None else log.seconds
-    summary = RunSummary.of(config, result, seconds, parts.stream.num_classes)
-    is_done = num_tasks is None or num_tasks >= parts.stream.num_tasks
-    if folder is not None and runtime.is_main and is_done:
-        folder.write(folder.summary_file, summary.to_dict())
-    return summary
+    own_folder = folder if runtime.is_main else None
+    with ExitStack() as stack:
+        log = None
+        if own_folder is not None:
+            check_folder(own_folder, resume)
+            stack.enter_context(owned(own_folder.path, patience))
+            if resume and own_folder.is_finished:  # by another process, since we looked
+                return own_folder.load_summary()
+            prepare_folder(own_folder, config, resume)
+            log = stack.enter_context(closing(MetricsLog(own_folder.metrics_file)))
+        parts = assemble(config)
+        decisive = identity(config)
+        if own_folder is not None:
+            decisive["images (their hash)"] = _describe(own_folder, config, parts, resume)
+        told = [*([log] if log is not None else []), *(observers if runtime.is_main else ())]
+        train = explained(config, None if folder is None else folder.path)(run_stream)
+        result = train(
+            parts.method,
+            parts.stream,
+            base=config.base,
+            train=config.train,
+            runtime=runtime,
+            optimizer=OptimizerChoice(config.optimizer.name, config.optimizer.keywords()),
+            inputs=parts.inputs,
+            seed=config.seed,
+            splits=evaluated_splits(config),
+            num_tasks=num_tasks,
+            observer=Observers(told),
+            folder=None if folder is None else folder.path,
+            resume=resume,
+            should_stop=should_stop,
+            identity=decisive,
+        )
+        _warn_of_divergence(config, result.cost)
+        seconds = 0.0 if log is None else log.seconds
+        summary = RunSummary.of(config, result, seconds, parts.stream.num_classes)
+        is_done = num_tasks is None or num_tasks >= parts.stream.num_tasks
+        if own_folder is not None and is_done:
+            own_folder.write(own_folder.summary_file, summary.to_dict())
+        return summary
 
 
 def _warn_of_divergence(config: RunConfig, cost: Mapping[str, Any]) -> None:
@@ -220,26 +238,55 @@ def check_devices(runtime: RuntimeSettings) -> None:
         raise ConfigError("runtime.precision 16 needs a CUDA device; use 32 or bf16.")
 
 
-def prepare_folder(folder: RunFolder, is_resumed: bool) -> None:
-    """Make the run directory, or find out before training that it cannot be used.
+def check_folder(folder: RunFolder, is_resumed: bool) -> None:
+    """Find out whether the run directory can be used, and change nothing.
 
     Raises:
-        DataError: If it holds something already, holds no run to go on with, or cannot be written.
+        DataError: If another process works in it, it holds something already, or no run to go on with.
     """
     path = folder.path
     if is_resumed and not folder.config_file.is_file():
         raise DataError(f"{str(path)!r} holds no run to go on with: it has no config.yaml.")
     try:
         if not is_resumed and path.exists() and (not path.is_dir() or any(map(_is_content, path.iterdir()))):
+            refuse_if_owned(path)
             raise DataError(
                 f"{str(path)!r} is not empty. Choose another --out, or go on with: cflat run --resume {path}"
             )
-        path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise DataError(f"The run directory {str(path)!r} cannot be made: {error.strerror}.") from error
-    probe = path / ".probe"
+        raise DataError(f"The run directory {str(path)!r} cannot be read: {error.strerror}.") from error
+
+
+def prepare_folder(folder: RunFolder, config: RunConfig, is_resumed: bool) -> None:
+    """Make sure, as the owner of the run directory, that this run can be written there.
+
+    Raises:
+        DataError: If it holds something else meanwhile, or cannot be written.
+    """
+    if is_resumed:
+        _require_same_run(folder, config)
+    elif any(map(_is_content, folder.path.iterdir())):
+        raise DataError(f"{str(folder.path)!r} is not empty: another process was faster. Choose another --out.")
+    if folder.checkpoints.exists() and not folder.checkpoints.is_dir():
+        raise DataError(f"{str(folder.checkpoints)!r} must be the folder of checkpoints; move it away.")
+    CheckpointStore(folder.checkpoints).remove_leftovers()
+    probe = folder.path / ".probe"
     write_atomic(probe, b"")
     probe.unlink()
+
+
+def _require_same_run(folder: RunFolder, config: RunConfig) -> None:
+    """Refuse to go on with another run, or another version's, before any data is read."""
+    require_same(identity(folder.load_config()), identity(config))
+    if not folder.environment_file.is_file():
+        return
+    begun = folder.load_environment()
+    if begun.get("format") != FORMAT or not isinstance(begun.get("identity"), dict):
+        raise DataError(
+            f"The run in {str(folder.path)!r} was begun by another version of cflat, which this one cannot go on from; "
+            "start it anew, or finish it with that version."
+        )
+    require_same(begun["identity"], plain_values(identity(config)))
 
 
 def _is_content(entry: Path) -> bool:
@@ -247,21 +294,32 @@ def _is_content(entry: Path) -> bool:
     return not entry.name.startswith(".")
 
 
-def _describe(folder: RunFolder, config: RunConfig, parts: Assembly, is_resumed: bool) -> None:
-    """Write what is known before training; on resume, make sure that it is still true."""
+def _describe(folder: RunFolder, config: RunConfig, parts: Assembly, is_resumed: bool) -> str:
+    """Write what is known before training; on resume, make sure that it is still true. Return the images' hash."""
     _require_space(folder.path, parts.method)
     fingerprint = parts.stream.fingerprint()
     if is_resumed and folder.environment_file.is_file():
-        before = folder.load_environment().get("stream")
-        if before != fingerprint:
+        before = folder.load_environment()
+        if before.get("stream") != fingerprint:
             raise DataError(
-                f"The data of the run in {str(folder.path)!r} has changed since it began (stream {before}, "
-                f"now {fingerprint}); start it anew."
+                f"The data of the run in {str(folder.path)!r} has changed since it began: other images, or the same in "
+                "another order. Put the old ones back, or start it anew."
             )
-        return
+        changes = changed_keys(folder.load_config(), config)
+        if changes:
+            resumed = [*before.get("resumed_with", []), changes]
+            folder.write(folder.environment_file, {**before, "resumed_with": resumed})
+    elif not is_resumed or not any(folder.checkpoints.glob("*.pt")):
+        _write_description(folder, config, parts.stream, fingerprint)
+    return fingerprint
+
+
+def _write_description(folder: RunFolder, config: RunConfig, stream: Stream, fingerprint: str) -> None:
+    """Write what a resumed run is compared with, its configuration first: with that it can be resumed."""
     write_atomic(folder.config_file, config.to_yaml())
-    folder.write(folder.stream_file, Outline.of(parts.stream).to_dict())
-    folder.write(folder.environment_file, {**describe_environment(), "stream": fingerprint})
+    folder.write(folder.stream_file, Outline.of(stream).to_dict())
+    begun = {"format": FORMAT, "identity": identity(config), "stream": fingerprint}
+    folder.write(folder.environment_file, {**describe_environment(), **begun})
 
 
 def _require_space(path: Path, method: Method) -> None:

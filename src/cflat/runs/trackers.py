@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -11,7 +12,7 @@ from cflat._registry import suggest
 from cflat.config.run_config import RunConfig
 from cflat.train import Observer
 
-__all__ = ["TRACKERS", "Tracker", "TrackerObserver", "create_tracker"]
+__all__ = ["TRACKERS", "Tracker", "TrackerObserver", "create_tracker", "require_tracker"]
 
 
 class Tracker(Protocol):
@@ -91,14 +92,25 @@ TRACKERS: dict[str, Callable[[RunConfig, Path], Tracker]] = {
 }
 
 
+def require_tracker(name: str) -> None:
+    """Refuse a tracker that is unknown or not installed.
+
+    Raises:
+        ConfigError: With the names that are known, or what to install.
+    """
+    if name not in TRACKERS:
+        raise ConfigError(f"Unknown tracker {name!r}.{suggest(name, list(TRACKERS))} Known: {', '.join(TRACKERS)}.")
+    if find_spec(name) is None:
+        raise ConfigError(f"The tracker {name!r} is not installed; run: pip install 'cflat[track]'")
+
+
 def create_tracker(name: str, config: RunConfig, folder: Path) -> Tracker:
     """Return the tracker called ``name``.
 
     Raises:
         ConfigError: If the name is unknown or its package is not installed.
     """
-    if name not in TRACKERS:
-        raise ConfigError(f"Unknown tracker {name!r}.{suggest(name, list(TRACKERS))} Known: {', '.join(TRACKERS)}.")
+    require_tracker(name)
     try:
         return TRACKERS[name](config, folder)
     except ImportError as error:
@@ -106,11 +118,20 @@ def create_tracker(name: str, config: RunConfig, folder: Path) -> Tracker:
 
 
 class TrackerObserver(Observer):
-    """Pass the numbers of epochs and tasks on to a tracker, numbered by the epochs of the whole run."""
+    """Pass the numbers of epochs and tasks on to a tracker, numbered by the epochs of the whole run.
 
-    def __init__(self, tracker: Tracker) -> None:
-        self.tracker = tracker
+    Args:
+        make: Makes the tracker, when the run begins: before, its folder may be somebody else's.
+    """
+
+    def __init__(self, make: Callable[[], Tracker]) -> None:
+        self.make = make
+        self.tracker: Tracker | None = None
         self.step = 0
+
+    def on_run_start(self, num_tasks: int, first_task: int) -> None:
+        """Make the tracker."""
+        self.tracker = self.make()
 
     def on_epoch(self, record: dict[str, Any]) -> None:
         """Pass on loss, learning rate and counters."""
@@ -131,10 +152,12 @@ class TrackerObserver(Observer):
 
     def close(self) -> None:
         """Send what is left."""
-        self.tracker.close()
+        if self.tracker is not None:
+            self.tracker.close()
 
     def _log(self, kind: str, record: dict[str, Any]) -> None:
         values = {f"{kind}/{key}": value for key, value in flatten(record).items() if isinstance(value, int | float)}
+        assert self.tracker is not None, "on_run_start makes the tracker"
         self.tracker.log(self.step, values)
 
 

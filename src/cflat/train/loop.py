@@ -365,8 +365,9 @@ class _Run:
         state = self.store.load() if self.store is not None else None
         if state is None:
             return
-        require_same(state.get("identity", {}), self.identity)
         try:
+            if self.runtime.is_main:  # which alone writes checkpoints, and knows all that it put there
+                require_same(state["identity"], self.identity)
             self._load(state)
         except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             reason = str(error).strip().partition("\n")[0] or type(error).__name__

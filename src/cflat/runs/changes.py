@@ -1,0 +1,72 @@
+"""What may change between the parts of a run that is resumed: where things lie and what computes, never the result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from cflat._errors import ConfigError
+from cflat.config.documents import merge
+from cflat.config.run_config import RunConfig, parse_config
+
+__all__ = ["MAY_CHANGE", "change_config", "changed_keys", "identity"]
+
+MAY_CHANGE = (
+    "data.root",
+    "backbone.weights",
+    "runtime.accelerator",
+    "runtime.devices",
+    "runtime.num_nodes",
+    "runtime.strategy",
+    "runtime.threads",
+    "runtime.prefetch",
+)
+"""Keys that a resumed run may have other values of.
+
+Images are compared by content, weights come from the checkpoint, and the number of ranks is compared itself. The
+precision is not among these: it is part of what is computed.
+"""
+
+
+def identity(config: RunConfig) -> dict[str, Any]:
+    """Return what makes a run this one and no other, by dotted key.
+
+    Of ``folder:PATH`` and the like only the kind counts: the images there are compared by content.
+    """
+    values = {key: value for key, value in _flat(config.to_dict()).items() if key not in MAY_CHANGE}
+    return {**values, "data.name": config.data.name.partition(":")[0]}
+
+
+def change_config(config: RunConfig, layer: Mapping[str, Any]) -> RunConfig:
+    """Lay settings over the configuration of a run that is to go on.
+
+    Raises:
+        ConfigError: Naming the first setting that would make it another run.
+    """
+    changed = parse_config(merge(config.to_dict(), layer))
+    before, after = identity(config), identity(changed)
+    for key in (*after, *before):
+        if before.get(key) != after.get(key):
+            raise ConfigError(
+                f"{key} cannot be changed from {before.get(key)!r:.80} to {after.get(key)!r:.80} on resume: that would "
+                f"be another run. What can: {', '.join(MAY_CHANGE)}."
+            )
+    return changed
+
+
+def changed_keys(config: RunConfig, changed: RunConfig) -> dict[str, Any]:
+    """Return the values of ``changed`` that differ from those of ``config``, by dotted key."""
+    before = _flat(config.to_dict())
+    return {key: value for key, value in _flat(changed.to_dict()).items() if before.get(key) != value}
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested values under dotted names.
+
+    >>> _flat({"a": {"b": 1}, "c": [2]})
+    {'a.b': 1, 'c': [2]}
+    """
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat.update(_flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value})
+    return flat
