@@ -21,7 +21,8 @@ from cflat.methods import list_methods
 from cflat.runs.folder import RunFolder
 from cflat.runs.inference import load_predictor
 from cflat.runs.run import make_stream, run
-from cflat.train import TrainingInterrupted
+from cflat.train import Observer, TrainingInterrupted
+from cflat.train.observer import StepEvent
 
 SMALL = ("data=digits", "preset=smoke", "stream.initial=5", "stream.increment=5")
 
@@ -79,14 +80,14 @@ def test_a_task_incremental_run_must_be_told_the_task(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_run_answers_with_what_it_has_finished(tmp_path: Path) -> None:
-    out, asked = tmp_path / "run", []
+    out, steps = tmp_path / "run", []
 
-    def stop_in_the_second_task() -> bool:
-        asked.append(None)
-        return len(asked) == 4
+    class Steps(Observer):
+        def on_step(self, event: StepEvent) -> None:
+            steps.append(event.task)
 
     with pytest.raises(TrainingInterrupted):
-        run(config("finetune"), out, should_stop=stop_in_the_second_task)
+        run(config("finetune"), out, observers=[Steps()], should_stop=lambda: 1 in steps)
     with pytest.raises(DataError, match=r"stopped within task 2\. Go on: cflat run --resume"):
         load_predictor(out)
     newest = max((out / "checkpoints").glob("*.pt"))
