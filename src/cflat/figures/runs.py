@@ -76,6 +76,8 @@ class Timeline:
     """Share of the epoch's steps by ``"sharpness.refreshed"`` and so on; absent where there is no such branch."""
     cache_age: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """Steps since each branch was computed exactly, at the end of each epoch."""
+    surrogate_error: Sequence[float] = ()
+    """Mean error of the surrogates measured in each epoch, NaN where none was; empty without surrogates."""
 
 
 @dataclass(frozen=True)
@@ -225,6 +227,16 @@ def cache_ages(timelines: Sequence[Timeline], limit: int = MAX_POINTS) -> Figure
     whose = {line.name for line in timelines if line.cache_age}
     caption = f"Steps since the cached direction was computed exactly{f': {whose.pop()}' if len(whose) == 1 else ''}."
     return FigureData("cache-age", "Age of the caches", panels, caption)
+
+
+def surrogate_errors(timelines: Sequence[Timeline], limit: int = MAX_POINTS) -> FigureData:
+    """Return how far the surrogates were from what they stand for, over the run; 1 is plain training."""
+    marks = [_over_steps(line.name, line.steps, line.surrogate_error, limit) for line in timelines]
+    ends = [min(line.steps[0] for line in timelines), max(line.steps[-1] for line in timelines)]
+    plain = Curve("no surrogate (plain training)", ends, [1.0, 1.0], style="dashed")
+    caption = "Measured at refreshes. At 1 and above, plain training is as near to C-Flat or nearer."
+    panel = Panel("Surrogate error", "step", "|surrogate - exact| / |exact|", [*marks, plain])
+    return FigureData("surrogate-error", "Surrogate error over the run", [panel], caption)
 
 
 def loss_curves(timelines: Sequence[Timeline], limit: int = MAX_POINTS) -> FigureData:

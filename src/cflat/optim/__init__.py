@@ -3,7 +3,7 @@
 from cflat.optim._base import SharpnessAware, StepOptions
 from cflat.optim._catalog import OptimizerSpec, register_optimizer
 from cflat.optim._schedules import InverseSqrt, TiedToLR
-from cflat.optim._telemetry import Telemetry
+from cflat.optim._telemetry import SurrogateError, Telemetry
 from cflat.optim.ae_sam import AESAM
 from cflat.optim.asam import ASAM
 from cflat.optim.c_flat import CFlat
@@ -37,6 +37,7 @@ __all__ = [
     "Plain",
     "SharpnessAware",
     "StepOptions",
+    "SurrogateError",
     "Telemetry",
     "TiedToLR",
     "TurboRules",

@@ -106,6 +106,7 @@ class Group:
             _mean([line.evaluations_per_step for line in alike]),
             {key: _mean([line.shares[key] for line in alike if key in line.shares]) for key in first.shares},
             {key: _mean([line.cache_age[key] for line in alike if key in line.cache_age]) for key in first.cache_age},
+            _mean([line.surrogate_error for line in alike]) if all(line.surrogate_error for line in alike) else (),
         )
 
 

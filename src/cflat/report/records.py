@@ -158,6 +158,8 @@ def _timeline(name: str, epochs: list[dict[str, Any]]) -> Timeline:
         for branch in BRANCHES
         if any(branch in record["cache_age"] for record in epochs)
     }
+    errors = [_number(record.get("surrogate", {}).get("total", 0)) for record in epochs]
+    counts = [_number(record.get("surrogate", {}).get("count", 0)) for record in epochs]
     return Timeline(
         name,
         np.cumsum(grown[:, 0]).tolist(),
@@ -165,7 +167,20 @@ def _timeline(name: str, epochs: list[dict[str, Any]]) -> Timeline:
         (grown[:, 1] / steps).tolist(),
         shares,
         ages,
+        _means_by_epoch(errors, counts, starts) if any(counts) else (),
     )
+
+
+def _means_by_epoch(totals: list[float], counts: list[float], starts: list[bool]) -> list[float]:
+    """Turn sums and counts that grow over a phase into the mean of each epoch; NaN where nothing was counted."""
+
+    def grown(values: list[float]) -> list[float]:
+        return [
+            value - (0 if start else last) for value, last, start in zip(values, [0.0, *values], starts, strict=False)
+        ]
+
+    pairs = zip(grown(totals), grown(counts), strict=True)
+    return [total / count if count else float("nan") for total, count in pairs]
 
 
 def _phase(record: Mapping[str, Any]) -> tuple[Any, Any]:

@@ -11,7 +11,7 @@ from cflat.report.model import Cell, Table
 from cflat.report.records import RunRecord
 from cflat.runs.folder import RunSummary
 
-__all__ = ["accuracy_table", "cost_table", "runs_table"]
+__all__ = ["accuracy_table", "cost_table", "runs_table", "surrogate_words"]
 
 KINDS = ("refreshed", "reused", "skipped")
 
@@ -46,6 +46,7 @@ def cost_table(groups: Sequence[Group]) -> Table:
         "evaluations",
         "sharpness steps",
         "flatness steps",
+        "surrogate error",
         "non-finite",
         "peak memory (MiB)",
         "TFLOP",
@@ -65,6 +66,7 @@ def cost_table(groups: Sequence[Group]) -> Table:
                 _number(group.spread("evaluations"), 0, bare=True),
                 _kinds(group, "sharpness"),
                 _kinds(group, "flatness"),
+                _surrogate(group),
                 _number(_over_runs(group, lambda r: float(r.cost["nonfinite_steps"])), 0, bare=True),
                 _number(_over_runs(group, lambda r: r.cost["peak_memory_bytes"] / 2**20), 0, bare=True),
                 _number(_over_runs(group, lambda r: r.cost["flops"] / 1e12), 3, bare=True),
@@ -73,7 +75,9 @@ def cost_table(groups: Sequence[Group]) -> Table:
         )
     note = (
         "Means over seeds. Steps by kind: refreshed (the direction was computed exactly) / reused (rebuilt from its "
-        "cache) / skipped (left out by the trigger). TFLOP: estimated from matrix products and convolutions."
+        "cache) / skipped (left out by the trigger or as useless). Surrogate error: distance of what stood in for "
+        "C-Flat's increment, relative to it, at refreshes; in brackets the part orthogonal to the gradient. At 1 or more, plain "
+        "training is nearer to C-Flat. TFLOP: estimated from matrix products and convolutions."
     )
     return Table("Cost", columns, tuple(rows), note)
 
@@ -120,6 +124,32 @@ def _kinds(group: Group, branch: str) -> Cell:
     by_run = [record.summary.cost["evaluations_by_kind"] for record in group.records if record.summary is not None]
     means = [spread([counts.get(f"{branch}.{kind}", 0) for counts in by_run]).mean for kind in KINDS]
     return Cell(" / ".join(f"{mean:.0f}" for mean in means), means[0]) if any(means) else Cell("-")
+
+
+def surrogate_words(group: Group) -> str:
+    """Say what the error of a group's surrogates means; nothing if it has none."""
+    error = _surrogate(group).value
+    if error is None:
+        return ""
+    if error >= 1:
+        return (
+            f"What {group.name} reuses is farther from C-Flat than plain training is (surrogate error {error:.2f}; "
+            "plain training has 1): whatever it gains or loses, it does not do so by following C-Flat."
+        )
+    return f"What {group.name} puts in C-Flat's place is {1 - error:.0%} nearer to it than plain training."
+
+
+def _surrogate(group: Group) -> Cell:
+    """Return the mean error of a group's surrogates; old summaries have none."""
+    costs = [record.summary.cost for record in group.finished if record.summary is not None]
+    errors = [cost["surrogate_error"] for cost in costs if cost.get("surrogate_error") is not None]
+    if not errors:
+        return Cell("-")
+    across = [
+        cost["surrogate_error_orthogonal"] for cost in costs if cost.get("surrogate_error_orthogonal") is not None
+    ]
+    mean = spread(errors).mean
+    return Cell(f"{mean:.2f} ({spread(across).mean:.2f})" if across else f"{mean:.2f}", mean)
 
 
 def _over_runs(group: Group, value: Callable[[RunSummary], float]) -> Spread:

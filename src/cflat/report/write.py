@@ -24,6 +24,7 @@ from cflat.figures.runs import (
     loss_curves,
     sensitivity,
     speed_front,
+    surrogate_errors,
     trigger_timeline,
 )
 from cflat.report.build import build_page
@@ -31,7 +32,7 @@ from cflat.report.groups import Group, differing_keys, group_records, plain_text
 from cflat.report.headlines import headlines
 from cflat.report.model import Cell, Choices, Command, Folded, Problem, ReportData, Section, Table
 from cflat.report.records import RunRecord, read_records
-from cflat.report.tables import accuracy_table, cost_table, runs_table
+from cflat.report.tables import accuracy_table, cost_table, runs_table, surrogate_words
 
 __all__ = ["Report", "collect_report", "write_page", "write_report"]
 
@@ -199,7 +200,8 @@ def _cost(groups: Sequence[Group]) -> Section | None:
         "only between runs on a machine that was equally busy. Memory is the peak of the process: on a processor "
         "without GPU, runs that shared a process share their peak."
     )
-    return Section("cost", "Cost", text, tables=(cost_table(done),))
+    said = " ".join([text, *(words for group in done if (words := surrogate_words(group)))])
+    return Section("cost", "Cost", said, tables=(cost_table(done),))
 
 
 def _sweeps(groups: Sequence[Group]) -> Section | None:
@@ -236,10 +238,12 @@ def _timelines(groups: Sequence[Group]) -> Section | None:
     eventful = sorted(lines.items(), key=lambda item: not _has_events(item[1]))
     triggered = tuple((name, trigger_timeline(line, limit)) for name, line in eventful if line.shares)
     cached = [group for group in having if lines[group.name].cache_age]
+    predicted = [group for group in having if len(lines[group.name].surrogate_error)]
     parts = [
         _by_scenario(having, "Evaluations per step", lambda own: of(evaluation_timeline, own)),
         _by_scenario(having, "Training loss", lambda own: of(loss_curves, own)),
         _by_scenario(cached, "Age of the caches", lambda own: of(cache_ages, own)) if cached else {},
+        _by_scenario(predicted, "Surrogate error", lambda own: of(surrogate_errors, own)) if predicted else {},
     ]
     choices = [Choices("Triggers", triggered)] if triggered else []
     return Section(

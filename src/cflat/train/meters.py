@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from cflat.optim import Telemetry
+from cflat.optim import SurrogateError, Telemetry
 
 __all__ = ["CostMeter", "count_flops", "peak_memory_bytes"]
 
@@ -31,6 +31,7 @@ class CostMeter:
         warm_steps: Steps after the first ten; speed is measured on these alone if there are at least ten.
         evaluations: Forward and backward passes.
         branches: Outcomes of the sharpness and flatness branches, ``"sharpness.refreshed"`` and so on.
+        surrogate: Number and sums of the measured surrogate errors, as in `SurrogateError`.
         flops: Estimated floating-point operations of all evaluations and preparations.
         trainable_parameters: Parameters trained in the last phase.
     """
@@ -46,6 +47,7 @@ class CostMeter:
     evaluations: int = 0
     nonfinite: int = 0
     branches: dict[str, int] = field(default_factory=dict)
+    surrogate: dict[str, float] = field(default_factory=dict)
     flops: float = 0.0
     trainable_parameters: int = 0
 
@@ -66,6 +68,8 @@ class CostMeter:
         self.evaluations += telemetry.evaluations
         self.nonfinite += telemetry.nonfinite
         self.flops += telemetry.steps * flops_per_step + telemetry.evaluations * flops_per_evaluation
+        for name, value in asdict(telemetry.surrogate).items():
+            self.surrogate[name] = self.surrogate.get(name, 0) + value
         for branch in ("sharpness", "flatness"):
             for outcome, count in asdict(getattr(telemetry, branch)).items():
                 key = f"{branch}.{outcome}"
@@ -78,6 +82,7 @@ class CostMeter:
         images = self.warm_images if is_warm else self.images
         step_seconds = self.warm_step_seconds if is_warm else self.step_seconds
         data_seconds = self.warm_data_seconds if is_warm else self.data_seconds
+        surrogate = SurrogateError(**self.surrogate)  # type: ignore[arg-type]
         return {
             "steps": self.steps,
             "images": self.images,
@@ -85,6 +90,8 @@ class CostMeter:
             "evaluations": self.evaluations,
             "evaluations_per_step": self.evaluations / self.steps if self.steps else 0.0,
             "evaluations_by_kind": dict(self.branches),
+            "surrogate_error": surrogate.mean,
+            "surrogate_error_orthogonal": surrogate.mean_orthogonal,
             "nonfinite_steps": self.nonfinite,
             "step_seconds": step_seconds / steps if steps else 0.0,
             "data_seconds": data_seconds / steps if steps else 0.0,

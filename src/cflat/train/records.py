@@ -28,6 +28,7 @@ def epoch_record(task: int, phase: str, epoch: int, loss: float, optimizer: Shar
         "sharpness": asdict(counters.sharpness),
         "flatness": asdict(counters.flatness),
         "cache_age": dict(counters.cache_age),
+        "surrogate": asdict(counters.surrogate),
         "nonfinite": counters.nonfinite,
         "last": dict(counters.last),
     }
