@@ -76,8 +76,8 @@ def cost_table(groups: Sequence[Group]) -> Table:
     note = (
         "Means over seeds. Steps by kind: refreshed (the direction was computed exactly) / reused (rebuilt from its "
         "cache) / skipped (left out by the trigger or as useless). Surrogate error: distance of what stood in for "
-        "C-Flat's increment, relative to it, at refreshes; in brackets the part orthogonal to the gradient. At 1 or more, plain "
-        "training is nearer to C-Flat. TFLOP: estimated from matrix products and convolutions."
+        "C-Flat's increment, relative to it, at refreshes; in brackets the part orthogonal to the gradient. At 1 or "
+        "more, plain training is nearer to C-Flat. TFLOP: estimated from matrix products and convolutions."
     )
     return Table("Cost", columns, tuple(rows), note)
 
