@@ -210,7 +210,7 @@ def test_a_changed_base_does_not_mix_runs(tmp_path: Path) -> None:
         ({"axes": {"base.lr": {"low": 0}}, "sample": 2}, "must have numbers low < high"),
         ({"axes": {"base.lr": {"low": 0, "high": 1, "scale": "lin"}}, "sample": 2}, "sweep.axes.base.lr.scale"),
         ({"axes": {"base.lr": {"lo": 0, "high": 1}}, "sample": 2}, "Did you mean 'low'?"),
-        ({"axes": {"base.lr": list(range(1, 200)), "train.epochs": list(range(1, 200))}}, "39601 combinations"),
+        ({"axes": {"base.lr": list(range(1, 200)), "train.epochs": list(range(1, 200))}}, "39601 runs"),
     ],
 )
 def test_wrong_sweeps_are_refused(change: dict[str, Any], message: str) -> None:

@@ -104,7 +104,7 @@ def _method_settings(preset: str, method: MethodSpec, data: DatasetSpec, recipe:
     settings = {key: value for key, value in recipe.method.items() if method.needs_memory or key not in BUDGETS}
     if not method.needs_memory or any(key in settings for key in BUDGETS):
         return settings
-    few = {"smoke": 2, "cpu": 20 if data.is_embedded else 5}
+    few = {"smoke": max(2, len(data.domains)), "cpu": 20 if data.is_embedded else 5}
     return {**settings, "memory_per_class": few.get(preset, 20)}
 
 

@@ -143,7 +143,7 @@ def count_labels(labels: npt.ArrayLike, where: str) -> int:
         DataError: If a label is larger than the number of images allows; every class needs a training image.
     """
     values = np.asarray(labels)
-    highest = int(values.max(initial=-1))
+    highest = int(values.max()) if values.size else -1
     if highest >= len(values):
         raise DataError(
             f"Label {highest} in {where} is out of range: {len(values)} training images allow at most labels"

@@ -7,8 +7,10 @@ ranks agree on the order without talking. No worker processes: batches are trans
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
 
 import numpy as np
 import torch
@@ -21,7 +23,15 @@ from cflat.data.transforms import Transform
 
 __all__ = ["BatchLoader"]
 
+logger = logging.getLogger(__name__)
+
 _ORDER, _AUGMENT = 0, 1  # keep the two random streams of a key apart
+
+
+@cache
+def _tell_of_joining() -> None:
+    """Say it once."""
+    logger.info("The last batch of an epoch would be a single image; it joins the batch before, for BatchNorm's sake.")
 
 
 class BatchLoader:
@@ -40,6 +50,8 @@ class BatchLoader:
         seed: Seed of order and augmentation.
         task: Index of the task, so that tasks are not augmented alike.
         drop_last: Leave out a last step that is not full.
+        joins_last: Let a last step that would give some rank a single image join the step before it: BatchNorm cannot
+            learn from one image.
         rank: Which of the ``world_size`` processes this is.
         world_size: Number of processes that share each epoch.
         device: Where batches are transformed and end up.
@@ -56,6 +68,7 @@ class BatchLoader:
         seed: int = 0,
         task: int = 0,
         drop_last: bool = False,
+        joins_last: bool = False,
         rank: int = 0,
         world_size: int = 1,
         device: torch.device | str = "cpu",
@@ -75,16 +88,27 @@ class BatchLoader:
         self.seed = seed
         self.task = task
         self.drop_last = drop_last
+        self.joins_last = joins_last
         self.rank = rank
         self.world_size = world_size
         self.device = torch.device(device)
         self.prefetch = prefetch
+        if self.has_joined:
+            _tell_of_joining()
 
     def __len__(self) -> int:
         """Return the steps per epoch of this rank."""
         full, rest = divmod(len(self.images), self.batch_size * self.world_size)
+        if self.has_joined:
+            return full
         takes_rest = rest > 0 and not self.drop_last and (self.shuffle or rest > self.rank)
         return full + int(takes_rest)
+
+    @property
+    def has_joined(self) -> bool:
+        """Whether the last step holds what would have been one more."""
+        full, rest = divmod(len(self.images), self.batch_size * self.world_size)
+        return self.joins_last and not self.drop_last and full > 0 and 0 < rest < 2 * self.world_size
 
     def __iter__(self) -> Iterator[Batch]:
         return self.epoch(0)
@@ -111,7 +135,8 @@ class BatchLoader:
 
     def _batch(self, order: Indices, epoch: int, step: int) -> Batch:
         span = self.batch_size * self.world_size
-        chosen = order[step * span : (step + 1) * span]
+        is_joined = self.has_joined and step == len(self) - 1
+        chosen = order[step * span : None if is_joined else (step + 1) * span]
         generator = torch.Generator()
         key = np.random.SeedSequence((_AUGMENT, self.seed, self.task, epoch, step))
         generator.manual_seed(int(key.generate_state(1, np.uint64)[0]))

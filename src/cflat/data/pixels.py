@@ -10,6 +10,7 @@ import hashlib
 import os
 import stat
 import threading
+import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -35,6 +36,10 @@ WHOLE_BYTES = 1 << 18
 SAMPLE_BYTES = 1 << 16
 NUM_READERS = 8
 FILES_PER_PART = 256
+MAX_PIXELS = 100_000_000
+MAX_ASPECT = 100
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+"""What is decoded, whatever a file is called."""
 
 
 class PixelStore(Protocol):
@@ -73,6 +78,8 @@ class ArrayPixels:
             raise DataError(f"{name} holds {images.dtype} values; expected uint8 pixels from 0 to 255.")
         if images.ndim != 4 or images.shape[1] not in (1, 3):
             raise DataError(f"{name} has shape {tuple(array.shape)}; {_EXPECTED}")
+        if len(images) and 0 in images.shape:
+            raise DataError(f"{name} has shape {tuple(array.shape)}: images without pixels.")
         self.name = name
         self._images = images.contiguous()
 
@@ -182,7 +189,7 @@ class FilePixels:
         path = self.root / self.paths[row]
         try:
             return _regular(path).read_bytes()
-        except OSError as error:
+        except (OSError, ValueError) as error:
             raise DataError(f"Cannot read image {str(path)!r}: {_reason(error)}.") from error
 
     def describe(self, row: int) -> str:
@@ -219,10 +226,14 @@ def decode_image(path: Path, short_side: int | None = None) -> Tensor:
         DataError: If the file is missing, truncated or no image; the message names it.
     """
     try:
-        with Image.open(_regular(path)) as image:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our own limit is lower than its error
+            opened = Image.open(_regular(path), formats=FORMATS)
+        with opened as image:
+            _require_modest(*image.size)
             # A palette with alpha per entry makes PIL warn unless it goes through RGBA.
             rgb = (image.convert("RGBA") if "transparency" in image.info else image).convert("RGB")
-    except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
+    except Exception as error:  # decoders fail in more ways than can be listed
         raise DataError(f"Cannot read image {str(path)!r}: {_reason(error)}.") from error
     if short_side is not None and min(rgb.size) > short_side:
         factor = short_side / min(rgb.size)
@@ -242,9 +253,19 @@ def _hash_content(path: Path) -> bytes:
                 for start in (0, (size - SAMPLE_BYTES) // 2, size - SAMPLE_BYTES):
                     file.seek(start)
                     digest.update(file.read(SAMPLE_BYTES))
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise DataError(f"Cannot read image {str(path)!r}: {_reason(error)}.") from error
     return digest.digest()
+
+
+def _require_modest(width: int, height: int) -> None:
+    """Refuse, before a pixel is decoded, what would fill the memory: now, or when its short side is made longer."""
+    if min(width, height) == 0:
+        raise ValueError("it has no pixels")
+    if width * height > MAX_PIXELS:
+        raise ValueError(f"it has {width} x {height} pixels, more than {MAX_PIXELS // 10**6} million; shrink it")
+    if max(width, height) > MAX_ASPECT * min(width, height):
+        raise ValueError(f"it has {width} x {height} pixels, one side more than {MAX_ASPECT} times the other; crop it")
 
 
 def _regular(path: Path) -> Path:

@@ -213,6 +213,12 @@ def _class_stream(dataset: Dataset, scenario: Scenario, groups: list[Indices]) -
         )
         for i, r in enumerate(ranges)
     ]
+    for task in tasks:
+        if len(task.test) == 0:
+            raise DataError(
+                f"Task {task.index} ({task.name}) of dataset {dataset.name!r} has no test images: none of its classes"
+                " has any. Add test images, or put more classes into a task with stream.increment."
+            )
     names = tuple(dataset.class_names[label] for label in order)
     return Stream(scenario, tuple(tasks), dataset.num_classes, names)
 

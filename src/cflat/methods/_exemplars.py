@@ -45,6 +45,25 @@ class Rehearsal(Method):
     def __init__(self, config: MemoryConfig, info: StreamInfo) -> None:
         super().__init__(info)
         self.memory = config.make_memory()
+        self._require_room(info)
+
+    def _require_room(self, info: StreamInfo) -> None:
+        """Refuse, before training, a memory that cannot hold an image of every class, and domain if they share labels.
+
+        Raises:
+            ValueError: With the settings to raise.
+        """
+        total, per_class = self.memory.total, self.memory.per_class
+        is_shared = info.scenario == "domain" and info.label_modulus is None
+        least = (info.num_tasks or 1) if is_shared else 1
+        if per_class is not None and per_class < least:
+            raise ValueError(
+                f"method.memory_per_class must be at least {least}, one image for each domain, got {per_class}."
+            )
+        if total is not None and total // info.num_classes < least:
+            least *= info.num_classes
+            each = "class and domain" if is_shared else "class"
+            raise ValueError(f"method.memory_total must be at least {least}, one image for each {each}, got {total}.")
 
     def train_images(self, task: Task) -> ImageSet:
         """Return the task's images and all exemplars."""

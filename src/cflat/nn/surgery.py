@@ -17,6 +17,7 @@ from cflat.nn.small import ResNet32, SmallCNN
 __all__ = [
     "freeze",
     "frozen_copy",
+    "has_batchnorm",
     "load_parameters_",
     "merge_weights",
     "named_weights",
@@ -45,6 +46,11 @@ def unfreeze(module: Module) -> Module:
 def frozen_copy(module: Module) -> Module:
     """Return a frozen deep copy: a teacher, or a reference to return to."""
     return freeze(copy.deepcopy(module))
+
+
+def has_batchnorm(module: nn.Module) -> bool:
+    """Whether a part takes statistics over a batch, which a single image does not have."""
+    return any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in module.modules())
 
 
 def train_unfrozen_(module: nn.Module) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 
+import torch
 from timm.layers.pos_embed import resample_abs_pos_embed
 from timm.models import VisionTransformer, load_state_dict
 from torch import Tensor, nn
@@ -47,6 +49,7 @@ def _read(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise DataError(f"No weights file at {path}. Give the path of a .safetensors file or a state dict.")
     try:
+        _require_unpacked(path)
         state = load_state_dict(str(path), weights_only=True)
         tensors = {str(name): value for name, value in state.items() if isinstance(value, Tensor)}
     except Exception as error:  # a foreign file can be broken in more ways than can be listed
@@ -55,10 +58,28 @@ def _read(path: Path) -> dict[str, Tensor]:
             f"The weights file {path} cannot be read ({type(error).__name__}: {reason}). "
             "It must be a safetensors file or a state dict of plain tensors."
         ) from error
+    odd = [name for name, value in tensors.items() if not _is_plain(value)]
+    if odd:
+        raise DataError(
+            f"The weights file {path} holds tensors without plain numbers ({', '.join(odd[:_NUM_NAMED])}): sparse, "
+            "quantized, complex or without values. Save the dense state dict of the model."
+        )
     # A saved `Backbone` keeps its timm model under this name.
     if tensors and all(name.startswith("model.") for name in tensors):
         tensors = {name.removeprefix("model."): value for name, value in tensors.items()}
     return tensors
+
+
+def _require_unpacked(path: Path) -> None:
+    """Refuse an archive whose members are compressed: torch packs none, and they could grow without limit."""
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            if any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist()):
+                raise ValueError("it is packed, which torch.save never does")
+
+
+def _is_plain(value: Tensor) -> bool:
+    return value.layout == torch.strided and not (value.is_meta or value.is_quantized or value.is_complex())
 
 
 def _belongs(name: str, own: dict[str, Tensor]) -> bool:

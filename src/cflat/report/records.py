@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from cflat._errors import CFlatError, DataError
+from cflat._files import read_text
 from cflat.config.run_config import RunConfig
 from cflat.figures.interactive import plot
 from cflat.figures.model import MAX_POINTS, Bars, Curve, FigureData, Heatmap, downsampled
@@ -199,7 +200,7 @@ def _number(value: Any) -> float:
 def _figure(file: Path, name: str, problems: list[Problem]) -> FigureData | None:
     """Read a figure that can be drawn."""
     try:
-        figure = FigureData.from_dict(json.loads(file.read_text(encoding="utf-8")))
+        figure = FigureData.from_dict(json.loads(read_text(file)))
         embed_json([figure.title, figure.caption, plot(figure)])
     except (OSError, *MALFORMED) as error:
         problems.append(Problem(f"{name}/analysis/{file.name}", f"This is no figure: {error!r:.200}."))

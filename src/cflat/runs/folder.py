@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from cflat._errors import CFlatError, DataError
-from cflat._files import plain_values, write_json
+from cflat._files import plain_values, read_text, write_json
 from cflat.config.documents import read_document
 from cflat.config.run_config import RunConfig, parse_config
 from cflat.data import Outline, Split
@@ -232,23 +232,23 @@ class RunFolder:
         values = self._read(self.summary_file)
         try:
             return RunSummary.from_dict(values, config)
-        except (KeyError, TypeError, ValueError, AttributeError, DataError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, DataError) as error:
             raise DataError(f"{str(self.summary_file)!r} is no summary of a run: {error}.") from error
 
     def load_metrics(self) -> list[dict[str, Any]]:
         """Read the records of epochs and tasks; a half-written last line, left by a kill, is passed over."""
         try:
-            lines = self.metrics_file.read_bytes().split(b"\n")
-        except OSError as error:
-            raise DataError(f"{str(self.metrics_file)!r} cannot be read: {error.strerror}.") from error
+            lines = read_text(self.metrics_file).split("\n")
+        except (OSError, UnicodeDecodeError) as error:
+            raise DataError(f"{str(self.metrics_file)!r} cannot be read: {error}.") from error
         try:
             return [json.loads(line) for line in lines[:-1]]
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise DataError(f"{str(self.metrics_file)!r} is broken: {error}.") from error
 
     def _read(self, file: Path) -> dict[str, Any]:
         try:
-            values = json.loads(file.read_text(encoding="utf-8"))
+            values = json.loads(read_text(file))
         except (OSError, ValueError, RecursionError) as error:
             raise DataError(f"{str(file)!r} cannot be read: {error}.") from error
         if not isinstance(values, dict):

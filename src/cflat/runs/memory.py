@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,13 +11,13 @@ from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
 from cflat._errors import ConfigError
+from cflat._machine import free_memory, gib
 from cflat.data import Stream
 from cflat.nn.backbone import Backbone
 from cflat.train import RuntimeSettings, TrainSettings
 
-__all__ = ["MemoryLimit", "free_memory", "require_batch"]
+__all__ = ["MemoryLimit", "require_batch"]
 
-GIB = 1 << 30
 _MAKERS: tuple[Callable[..., Tensor], ...] = (
     torch.empty,
     torch.zeros,
@@ -52,7 +49,7 @@ class MemoryLimit(TorchFunctionMode):
             self.used += _bytes_of(func, args, kwargs)
             if self.free is not None and self.used > self.free:
                 raise ConfigError(
-                    f"The network needs at least {_gib(self.used)} of memory, {_gib(self.free)} are free here; "
+                    f"The network needs at least {gib(self.used)} of memory, {gib(self.free)} are free here; "
                     f"lower {self.keys}."
                 )
         return func(*args, **kwargs)
@@ -75,26 +72,9 @@ def require_batch(backbone: Backbone, train: TrainSettings, runtime: RuntimeSett
     if free is not None and needed > free:
         raise ConfigError(
             f"A batch of {size} images of {backbone.image_size} x {backbone.image_size} pixels needs at least "
-            f"{_gib(needed)} of memory in {backbone.name}, {_gib(free)} are free here; lower backbone.image_size, "
+            f"{gib(needed)} of memory in {backbone.name}, {gib(free)} are free here; lower backbone.image_size, "
             "train.batch_size or train.eval_batch_size."
         )
-
-
-def free_memory() -> int | None:
-    """Return the bytes that this process can still get, as far as the system says."""
-    limits: list[int] = []
-    with suppress(OSError, ValueError, StopIteration):
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        limits.append(1024 * int(next(line for line in lines if line.startswith("MemAvailable")).split()[1]))
-    with suppress(OSError, ValueError):  # in a container; "max" is no number
-        limits.append(
-            int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii"))
-            - int(Path("/sys/fs/cgroup/memory.current").read_text(encoding="ascii"))
-        )
-    if not limits:
-        with suppress(AttributeError, OSError, ValueError):  # not on Windows
-            limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    return min(limits) if limits else None
 
 
 def _bytes_of(func: Callable[..., Tensor], args: Any, kwargs: dict[str, Any]) -> int:
@@ -127,7 +107,3 @@ def _forward_bytes(backbone: Backbone, batch_size: int) -> int:
         for hook in hooks:
             hook.remove()
     return 2 * images.numel() * images.element_size() + sum(sorted(outputs)[-2:])
-
-
-def _gib(size: int) -> str:
-    return f"{size / GIB:.1f} GiB"

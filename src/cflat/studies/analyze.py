@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cflat._errors import ConfigError, DataError
-from cflat._files import plain_values, write_json
+from cflat._files import plain_values, read_text, write_json
 from cflat.config.choices import parse_optimizer
 from cflat.config.presets import radius_of
 from cflat.config.run_config import RunConfig
@@ -200,10 +200,10 @@ def _make(variant: Variant, rho: float, every: int, should_stop: Callable[[], bo
 def _load(file: Path, variant: Variant, rho: float, every: int) -> dict[str, Any] | None:
     """Read a result; None if it is not there, broken, or of another configuration."""
     try:
-        values = json.loads(file.read_text(encoding="utf-8"))
+        values = json.loads(read_text(file))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{str(file)!r} cannot be read: {error}. Delete it to make it anew.") from error
     wanted = (plain_values(variant.config.to_dict()), _watched(variant, rho, every))
     is_own = isinstance(values, dict) and (values.get("config"), values.get("watched")) == wanted

@@ -27,6 +27,7 @@ from cflat.config.validation import parse_section, quote, require_mapping
 __all__ = ["Interval", "Settings", "Sweep", "describe", "parse_sweep", "read_sweep"]
 
 MAX_COMBINATIONS = 10_000
+MAX_RUNS = 10_000
 MAX_MISSES = 1000
 """Draws in a row that give nothing new before the range counts as exhausted."""
 DRAWN_DIGITS = 4
@@ -174,6 +175,10 @@ def parse_sweep(document: Mapping[str, Any], name: str = "sweep") -> Sweep:
         raise ConfigError(f"sweep.axes.{ranges[0]} is a range, so sweep.sample must say how many runs to draw.")
     sweep = Sweep(file.name or name, file.base, axes, file.seeds, file.sample, file.sample_seed)
     _require_known_settings(sweep)
+    number = math.prod(len(axis) for axis in axes.values() if not isinstance(axis, Interval))
+    number = (number if file.sample is None else file.sample if ranges else min(number, file.sample)) * len(file.seeds)
+    if number > MAX_RUNS:
+        raise ConfigError(f"The sweep has {number} runs, more than {MAX_RUNS}; list fewer values or seeds.")
     return sweep
 
 

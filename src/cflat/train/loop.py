@@ -21,6 +21,7 @@ from cflat._errors import CFlatError, DataError
 from cflat.data import BatchLoader, Split, Stream, Task, Transform
 from cflat.methods import Method, Phase
 from cflat.metrics.accuracy import AccuracyMatrix
+from cflat.nn.surgery import has_batchnorm
 from cflat.optim import SharpnessAware, StepOptions, create_optimizer
 from cflat.train.checkpoint import CheckpointStore, require_finite, require_same
 from cflat.train.evaluate import Extractor, count_correct
@@ -334,6 +335,7 @@ class _Run:
             shuffle=True,
             seed=self.seed,
             task=task.index,
+            joins_last=has_batchnorm(self.method.network),
             rank=self.runtime.rank,
             world_size=self.runtime.world_size,
             device=self.runtime.device,

@@ -8,6 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from cflat._errors import DataError
+from cflat._files import read_text
 from cflat.data.catalog import DatasetSpec, Source, register_dataset
 from cflat.data.dataset import Dataset, Report, count_labels
 from cflat.data.images import ImageSet
@@ -15,6 +16,8 @@ from cflat.data.images import ImageSet
 __all__ = ["DomainLists", "Entry", "build_domain_dataset", "read_domain_lists"]
 
 TRAIN_LIST = "_train.txt"
+MAX_DIGITS = 9
+"""Of a label."""
 
 
 class Entry(NamedTuple):
@@ -86,7 +89,7 @@ def _pool(source: Source, root: Path, lists: Sequence[Sequence[Entry]]) -> Image
 
 def _read_list(path: Path, report: Report) -> list[Entry]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = read_text(path).splitlines()
     except FileNotFoundError:
         raise DataError(f"File list {str(path)!r} does not exist; each domain needs two.") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -96,8 +99,8 @@ def _read_list(path: Path, report: Report) -> list[Entry]:
         if not line.strip():
             continue
         image, _, label = line.strip().rpartition(" ")
-        if not image or not label.isdecimal():
-            report(f"{path}, line {number}: expected 'path label' with a label from 0, got {line!r}.")
+        if not image or not label.isdecimal() or len(label) > MAX_DIGITS:
+            report(f"{path}, line {number}: expected 'path label' with a label from 0, got {line!r:.200}.")
         elif _leaves_root(image):
             report(f"{path}, line {number}: path {image!r} leaves the data root; use paths below it.")
         else:
@@ -107,4 +110,4 @@ def _read_list(path: Path, report: Report) -> list[Entry]:
 
 def _leaves_root(path: str) -> bool:
     parts = PurePosixPath(path.replace("\\", "/"))
-    return parts.is_absolute() or ".." in parts.parts or ":" in parts.parts[0]
+    return parts.is_absolute() or ".." in parts.parts or not parts.parts or ":" in parts.parts[0]

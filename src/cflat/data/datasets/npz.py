@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import zipfile
-import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from cflat._errors import DataError
+from cflat._errors import DataError, shortened
+from cflat._files import open_regular
+from cflat._machine import free_memory, gib
 from cflat.data.catalog import DatasetSpec, Source, register_dataset
 from cflat.data.dataset import Dataset, count_labels
 from cflat.data.images import ImageSet
@@ -23,6 +25,9 @@ __all__ = ["load_features", "load_npz"]
 Arrays: TypeAlias = dict[str, npt.NDArray[np.generic]]
 
 REQUIRED = ("x_train", "y_train", "x_test", "y_test")
+LARGEST_LABEL = 2**31 - 1
+BOMB_BYTES, BOMB_RATIO = 1 << 28, 200
+"""An array that is larger than this, and that many times larger than what is packed, is no set of images."""
 OPTIONAL = ("class_names", "domain_train", "domain_test", "domain_names", "split")
 
 
@@ -75,28 +80,57 @@ def _load(path: Path, store: Callable[[npt.NDArray[np.generic], str], PixelStore
 
 def _read_arrays(path: Path) -> Arrays:
     try:
-        # Opened here: NumPy leaks the handle of a path that is no archive.
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            missing = [name for name in REQUIRED if name not in archive.files]
+        with open_regular(path) as file, zipfile.ZipFile(file) as archive:
+            members = {member.filename.removesuffix(".npy"): member for member in archive.infolist()}
+            missing = [name for name in REQUIRED if name not in members]
             if missing:
-                found = ", ".join(sorted(archive.files)) or "nothing"
-                raise DataError(f"{str(path)!r} lacks {', '.join(missing)}; it holds {found}.")
-            names = [name for name in (*REQUIRED, *OPTIONAL) if name in archive.files]
-            return {name: _plain_array(archive, name, path) for name in names}
-    except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(f"Cannot read {str(path)!r} as an .npz file; write it again with np.savez.") from error
+                found = ", ".join(sorted(members)) or "nothing"
+                raise DataError(f"{str(path)!r} lacks {', '.join(missing)}; it holds {shortened(found, 300)}.")
+            wanted = {name: members[name] for name in (*REQUIRED, *OPTIONAL) if name in members}
+            _require_modest(path, list(wanted.values()))
+            return {name: _read_member(archive, member, path) for name, member in wanted.items()}
+    except DataError:
+        raise
+    except Exception as error:  # a foreign file can be broken in more ways than can be listed
+        reason = getattr(error, "strerror", None) or "write it again with np.savez"
+        raise DataError(f"Cannot read {str(path)!r} as an .npz file; {reason}.") from error
 
 
-def _plain_array(archive: Mapping[str, npt.NDArray[np.generic]], name: str, path: Path) -> npt.NDArray[np.generic]:
-    try:
-        return archive[name]
-    except ValueError as error:
-        if "allow_pickle" not in str(error):
-            raise
+def _require_modest(path: Path, members: Sequence[zipfile.ZipInfo]) -> None:
+    """Refuse arrays that do not fit into memory, or that are next to nothing in the file: before one is unpacked."""
+    for member in members:
+        if member.file_size > max(BOMB_BYTES, BOMB_RATIO * member.compress_size):
+            raise DataError(
+                f"{member.filename!r} of {str(path)!r} would grow from {member.compress_size} bytes to"
+                f" {gib(member.file_size)}; no images are packed like that. Write it again with np.savez."
+            )
+    needed, free = 2 * sum(member.file_size for member in members), free_memory()
+    if free is not None and needed > free:
+        raise DataError(
+            f"The arrays of {str(path)!r} need {gib(needed)} of memory, {gib(free)} are free; use image files instead."
+        )
+
+
+def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> npt.NDArray[np.generic]:
+    """Read one array, if its header promises no more than the file holds and no Python objects."""
+    name = member.filename.removesuffix(".npy")
+    with archive.open(member) as file:
+        version = np.lib.format.read_magic(file)
+        read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, _, dtype = read_header(file)
+    if dtype.hasobject:
         raise DataError(
             f"Array {name!r} of {str(path)!r} holds Python objects, which are never unpickled;"
             " save it as a plain array, for example names.astype(str)."
-        ) from error
+        )
+    if math.prod(shape) * dtype.itemsize > member.file_size:
+        raise DataError(
+            f"The header of {name!r} in {str(path)!r} promises {dtype} of shape {shape}, the file holds"
+            f" {member.file_size} bytes; write it again with np.savez."
+        )
+    with archive.open(member) as file:
+        array: npt.NDArray[np.generic] = np.lib.format.read_array(file, allow_pickle=False)
+    return array
 
 
 def _images(
@@ -116,7 +150,9 @@ def _integers(arrays: Arrays, name: str, count: int, path: Path) -> npt.NDArray[
             f"{name} of {str(path)!r} must be {count} whole numbers, one per image;"
             f" got {array.dtype} of shape {array.shape}."
         )
-    return array
+    if array.size and int(array.max()) > LARGEST_LABEL:
+        raise DataError(f"{name} of {str(path)!r} holds {int(array.max())}; there are not so many classes or domains.")
+    return array.astype(np.int64)
 
 
 def _names(arrays: Arrays, name: str, numbers: npt.NDArray[np.generic], path: Path) -> tuple[str, ...]:
@@ -127,7 +163,10 @@ def _names(arrays: Arrays, name: str, numbers: npt.NDArray[np.generic], path: Pa
             raise DataError(
                 f"{name} of {str(path)!r} must be a list of text, got {names.dtype} of shape {names.shape}."
             )
-        return tuple(str(entry) for entry in names.astype(str))
+        try:
+            return tuple(str(entry) for entry in names.astype(str))
+        except UnicodeError:
+            raise DataError(f"{name} of {str(path)!r} must be ASCII or Unicode text; save names.astype(str).") from None
     if not np.issubdtype(numbers.dtype, np.integer):
         return ()
     return tuple(str(number) for number in range(count_labels(numbers, str(path))))

@@ -1,0 +1,35 @@
+"""What this machine can hold."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+__all__ = ["free_memory", "gib"]
+
+
+def free_memory() -> int | None:
+    """Return the bytes that this process can still get, as far as the system says."""
+    limits: list[int] = []
+    with suppress(OSError, ValueError, StopIteration):
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        limits.append(1024 * int(next(line for line in lines if line.startswith("MemAvailable")).split()[1]))
+    with suppress(OSError, ValueError):  # in a container; "max" is no number
+        limits.append(
+            int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii"))
+            - int(Path("/sys/fs/cgroup/memory.current").read_text(encoding="ascii"))
+        )
+    if not limits:
+        with suppress(AttributeError, OSError, ValueError):  # not on Windows
+            limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    return min(limits) if limits else None
+
+
+def gib(size: int) -> str:
+    """Return a number of bytes for people.
+
+    >>> gib(3 << 29)
+    '1.5 GiB'
+    """
+    return f"{size / (1 << 30):.1f} GiB"
