@@ -277,13 +277,23 @@ def test_files_are_read_and_named(tmp_path: Path) -> None:
 # -- real runs ------------------------------------------------------------------------------------------------------
 
 
-def test_results_are_ranked_and_written(tmp_path: Path) -> None:
+def test_a_best_combination_is_chosen_by_validation_images_alone(tmp_path: Path) -> None:
+    base = {**BASE, "data": {**BASE["data"], "validation": 0.2}}
+    result = run_sweep(parse_sweep({"base": base, "axes": AXES}), tmp_path)
+    write_sweep(tmp_path, result)
+    content = json.loads((tmp_path / "sweep.json").read_text())
+    scores = [row["validation"]["avg"]["mean"] for row in content["rows"]]
+    assert scores == sorted(scores, reverse=True)
+    assert content["best"] == content["rows"][0]["settings"]
+    assert content["images"] == "test"
+
+
+def test_results_are_written_in_their_order_and_none_is_chosen_by_test_images(tmp_path: Path) -> None:
     result = run_sweep(sweep(seeds=[0, 1]), tmp_path)
     picture, page = write_sweep(tmp_path, result)
     content = json.loads((tmp_path / "sweep.json").read_text())
-    averages = [row["avg"]["mean"] for row in content["rows"]]
-    assert averages == sorted(averages, reverse=True)
-    assert content["best"] == content["rows"][0]["settings"]
+    assert [row["settings"] for row in content["rows"]] == [row.settings for row in result.rows]
+    assert content["best"] is None
     summaries = [RunFolder(Path(path)).load_summary() for path in content["rows"][0]["runs"]]
     assert content["rows"][0]["avg"]["mean"] == pytest.approx(sum(one.headline.avg for one in summaries) / 2)
     assert {row["avg"]["n"] for row in content["rows"]} == {2}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,7 +19,6 @@ from cflat.cli.options import (
     Quiet,
     Weights,
     chosen_layer,
-    comma_names,
     comma_numbers,
     safe_name,
 )
@@ -30,10 +29,13 @@ if TYPE_CHECKING:
 
 __all__ = ["EXAMPLES", "command", "show_comparison"]
 
+DEFAULT = "none,c_flat,c_flat_turbo"
 EXAMPLES = """\b
 Examples:
   cflat compare --method icarl --data digits --optimizers none,c_flat,c_flat_turbo --seeds 0,1,2
   cflat compare --method ease --data cifar100 --preset cpu --weights vit_tiny.safetensors optimizer.rho=0.1
+  cflat compare --method icarl --data digits --optimizers c_flat,c_flat_turbo:rules=paper,c_flat_turbo:rules=steady
+  cflat compare --tuned runs/tune-icarl-digits/tuned.json --seeds 0,1,2,3,4
 """
 
 
@@ -42,9 +44,16 @@ def command(
     method: Method = None,
     data: Data = None,
     optimizers: Annotated[
-        str, typer.Option("--optimizers", "-o", help="Separated by commas; the first is the reference")
-    ] = "none,c_flat,c_flat_turbo",
+        str | None,
+        typer.Option(
+            "--optimizers",
+            "-o",
+            help="Separated by commas, the first is the reference; c_flat_turbo:rules=steady carries settings; "
+            "default none,c_flat,c_flat_turbo",
+        ),
+    ] = None,
     seeds: Annotated[str, typer.Option(help="Separated by commas")] = "0,1,2",
+    tuned: Annotated[Path | None, typer.Option(help="Settings of each optimizer: tuned.json of cflat tune")] = None,
     preset: Preset = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the runs; default runs/compare-METHOD-DATA")] = None,
     weights: Weights = None,
@@ -57,7 +66,9 @@ def command(
 ) -> None:
     """Compare optimizers on one method and dataset: mean and spread over seeds, paired differences."""
     from cflat.config.commands import reproduce_command
+    from cflat.config.variants import list_variants
     from cflat.studies.compare import compare, comparison_values, write_comparison
+    from cflat.studies.tuned import read_tuning, require_tuned
 
     layer = chosen_layer(
         config,
@@ -68,9 +79,20 @@ def command(
         backbone__weights=weights,
         preset=preset,
     )
-    folder = out or Path("runs") / safe_name("compare", *(_name(layer.get(key)) for key in ("method", "data")))
+    names = list_variants(optimizers or DEFAULT)
+    numbers = comma_numbers("--seeds", seeds)
+    settings: dict[str, dict[str, Any]] = {}
+    if tuned is not None:
+        found = read_tuning(tuned)
+        found.check_seeds(numbers)
+        settings = found.settings
+        names = list_variants(optimizers) if optimizers else list(settings)
+        require_tuned(names, found)
+        layer = found.final_layer(layer)
+    words = ("compare", *(["tuned"] if tuned else []), *(_name(layer.get(key)) for key in ("method", "data")))
+    folder = out or Path("runs") / safe_name(*words)
     with job_executor(executor, folder, quiet or json, gpus) as chosen:
-        result = compare(layer, comma_names(optimizers), comma_numbers("--seeds", seeds), folder, chosen)
+        result = compare(layer, names, numbers, folder, chosen, settings)
         picture, page = write_comparison(folder, result)
     values = comparison_values(result)
     if json:
@@ -91,7 +113,8 @@ def show_comparison(result: SweepResult) -> None:
     config = reference.summaries[0].config
     n = len(result.seeds)
     out = console()
-    title = f"{config.method.name} on {config.data.name}: mean ± deviation over {n} seeds, accuracies in percent"
+    what = f"mean ± deviation over {n} seeds, accuracies on {result.split} images in percent"
+    title = f"{config.method.name} on {config.data.name}: {what}"
     rows = [[optimizer_of(row), *spread_cells(row.spreads)] for row in result.rows]
     out.print(table(title, ["optimizer", *SPREAD_COLUMNS], rows))
     if others:

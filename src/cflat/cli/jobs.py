@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -32,7 +32,9 @@ Gpus = Annotated[float, typer.Option("--gpus", help="With ray: share of a GPU fo
 
 
 @contextmanager
-def job_executor(name: str, folder: Path, is_silent: bool, gpus: float = 1.0) -> Iterator[Executor]:
+def job_executor(
+    name: str, folder: Path, is_silent: bool, gpus: float = 1.0, stays: bool = False
+) -> Iterator[Executor]:
     """Own a folder and give the executor of this name; a signal ends the command cleanly, to go on later.
 
     Args:
@@ -40,6 +42,7 @@ def job_executor(name: str, folder: Path, is_silent: bool, gpus: float = 1.0) ->
         folder: Where the results go; no other process may write there meanwhile.
         is_silent: Whether to show no progress.
         gpus: Share of a GPU for each run that uses one; for Ray.
+        stays: Whether jobs come in several batches, so that Ray should stay in between.
 
     Raises:
         ConfigError: If there is no such executor.
@@ -72,7 +75,8 @@ def job_executor(name: str, folder: Path, is_silent: bool, gpus: float = 1.0) ->
         with owned(folder), stoppable() as stop:
             if name == "ray":
                 ray = RayExecutor(gpus, stop)
-                yield ray if is_silent else partial(_tell_each, ray)
+                with ray.session() if stays else nullcontext():
+                    yield ray if is_silent else partial(_tell_each, ray)
             else:
                 yield in_order
     finally:

@@ -25,6 +25,7 @@ from cflat.cli import (
     reproduce,
     run,
     sweep,
+    tune,
 )
 
 __all__ = ["app", "run_app"]
@@ -40,6 +41,7 @@ Examples:
   cflat run --method icarl --data digits --optimizer c_flat_turbo
   cflat compare --method icarl --data digits --optimizers none,c_flat,c_flat_turbo --seeds 0,1,2
   cflat sweep examples/sweep_radius.yaml
+  cflat tune --method icarl --data digits --optimizers none,sam,c_flat,c_flat_turbo --trials 8
   cflat report runs/compare-icarl-digits -o report.html
   cflat reproduce table1 --scale smoke
   cflat list methods        what there is to choose from
@@ -56,6 +58,7 @@ for _name, _module in (
     ("run", run),
     ("compare", compare),
     ("sweep", sweep),
+    ("tune", tune),
     ("reproduce", reproduce),
     ("report", report),
     ("analyze", analyze),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -68,14 +67,18 @@ def command(
 
 
 def _show(result: SweepResult) -> None:
-    ranked = result.ranked
-    rows = [[*_settings(result.axes, row.settings), *spread_cells(row.spreads)] for row in ranked]
-    if len(rows) > 1 and not math.isnan(ranked[0].spreads["avg"].mean):
-        rows[0][0] = f"{BEST} {rows[0][0]}"
-    n = len(result.seeds)
-    title = f"{result.name}: mean ± deviation, n = {n} seed{'s' * (n > 1)}, accuracies in percent; {BEST} best Avg"
+    rows = [[*_settings(result.axes, row.settings), *spread_cells(row.spreads)] for row in result.ranked]
     columns = [*result.axes, *SPREAD_COLUMNS]
-    console().print(table(title, columns, rows, num_text=len(result.axes)))
+    chosen = "no best one is chosen by test images, set data.validation=0.2 for that"
+    if result.best is not None:
+        for cells, row in zip(rows, result.ranked, strict=True):
+            cells.append("-" if row.validation is None else row.validation.text(scale=100))
+        columns.append("validation Avg")
+        chosen = f"{BEST} best Avg on validation images"
+        rows[0][0] = f"{BEST} {rows[0][0]}" if len(rows) > 1 else rows[0][0]
+    n = len(result.seeds)
+    what = f"mean ± deviation, n = {n} seed{'s' * (n > 1)}, accuracies on {result.split} images in percent"
+    console().print(table(f"{result.name}: {what}; {chosen}", columns, rows, num_text=len(result.axes)))
 
 
 def _settings(axes: tuple[str, ...], settings: dict[str, Any]) -> list[str]:

@@ -144,8 +144,13 @@ def differing_keys(settings: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def title_of(optimizer: str) -> str:
-    """Return an optimizer's name as papers write it."""
-    return get_optimizer_spec(optimizer).title
+    """Return an optimizer's name as papers write it, with the settings that it may carry.
+
+    >>> title_of("c_flat_turbo:rules=steady")
+    'C-Flat Turbo, rules=steady'
+    """
+    name, *settings = optimizer.split(":")
+    return ", ".join([get_optimizer_spec(name).title, *settings])
 
 
 def plain_text(value: Any) -> str:

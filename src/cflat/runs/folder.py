@@ -246,6 +246,11 @@ class RunFolder:
         except (ValueError, RecursionError) as error:
             raise DataError(f"{str(self.metrics_file)!r} is broken: {error}.") from error
 
+    def load_tasks(self) -> list[dict[str, Any]]:
+        """Read the records of the tasks that are learned; none if the run has not come to write any."""
+        records = self.load_metrics() if self.metrics_file.is_file() else []
+        return [record for record in records if record.get("event") == "task"]
+
     def _read(self, file: Path) -> dict[str, Any]:
         try:
             values = json.loads(read_text(file))

@@ -13,7 +13,7 @@ from cflat.runs.folder import RunFolder, RunSummary
 from cflat.runs.run import run
 from cflat.train import Observer
 
-__all__ = ["Executor", "Job", "JobsFailed", "SerialExecutor", "carry_out", "pending_jobs", "run_jobs"]
+__all__ = ["Executor", "Job", "JobsFailed", "SerialExecutor", "carry_out", "finish_jobs", "pending_jobs", "run_jobs"]
 
 MAX_NAMED = 5
 """Failed jobs that a message names."""
@@ -25,6 +25,8 @@ class Job:
 
     config: RunConfig
     out: Path
+    num_tasks: int | None = None
+    """Come back after so many tasks, to go on later; None goes through the whole stream."""
 
     @property
     def is_finished(self) -> bool:
@@ -38,7 +40,7 @@ class Job:
             return False
         if folder.load_config() != self.config:
             raise DataError(f"{str(self.out)!r} holds a run with another configuration; choose another --out.")
-        return folder.is_finished
+        return folder.is_finished or (self.num_tasks is not None and len(folder.load_tasks()) >= self.num_tasks)
 
 
 class JobsFailed(CFlatError):
@@ -92,25 +94,38 @@ def carry_out(
     ``patience`` is how many seconds to wait for another process that works in its folder.
     """
     is_begun = RunFolder(job.out).config_file.is_file()
-    return run(job.config, job.out, resume=is_begun, observers=observers, should_stop=should_stop, patience=patience)
+    return run(
+        job.config,
+        job.out,
+        resume=is_begun,
+        num_tasks=job.num_tasks,
+        observers=observers,
+        should_stop=should_stop,
+        patience=patience,
+    )
 
 
 def run_jobs(jobs: Sequence[Job], executor: Executor | None = None) -> list[RunSummary]:
     """Carry out the jobs whose results are missing, and return all results in the order of the jobs.
 
     Args:
-        jobs: What to run; jobs that share configuration and folder are one run.
+        jobs: What to run, each to its end; jobs that share configuration and folder are one run.
         executor: Where to run; by default here, one after the other.
 
     Raises:
         DataError: If a folder holds another run.
         ConfigError: If two jobs want one folder for different configurations.
     """
+    finish_jobs(jobs, executor)
+    return [RunFolder(job.out).load_summary() for job in jobs]
+
+
+def finish_jobs(jobs: Sequence[Job], executor: Executor | None = None) -> None:
+    """Carry out the jobs whose results are missing, as far as each is meant to go; see `run_jobs`."""
     pending = pending_jobs(jobs)
     if pending:
         for _ in (executor or SerialExecutor())(pending):
             pass
-    return [RunFolder(job.out).load_summary() for job in jobs]
 
 
 def pending_jobs(jobs: Sequence[Job]) -> list[Job]:

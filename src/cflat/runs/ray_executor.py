@@ -24,7 +24,6 @@ from typing import Any
 from cflat._errors import CFlatError, ConfigError, DataError, check
 from cflat.config.documents import Layer
 from cflat.config.run_config import RunConfig, parse_config
-from cflat.runs.folder import RunFolder
 from cflat.runs.interrupts import StopRequest
 from cflat.runs.jobs import Job, JobsFailed, carry_out
 from cflat.train import TrainingInterrupted
@@ -99,6 +98,12 @@ class RayExecutor:
         if failures:
             raise JobsFailed(failures, len(jobs))
 
+    @contextmanager
+    def session(self) -> Iterator[None]:
+        """Stay connected while several batches of jobs are carried out, one after the other."""
+        with _connection():
+            yield
+
     def _submit(self, ray: ModuleType, jobs: Sequence[Job], is_own: bool) -> dict[Any, Job]:
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         cpus, gpus = (max((node.get(kind, 0) for node in nodes), default=0) for kind in ("CPU", "GPU"))
@@ -111,12 +116,13 @@ class RayExecutor:
                 "num_cpus": min(job.config.runtime.threads or 1, max(1, int(cpus))),
                 "num_gpus": self.gpus_per_job if _uses_gpu(job.config, gpus > 0, is_own) else 0,
             }
-            task = work.options(**resources).remote(job.config.to_dict(), str(job.out), os.getcwd(), environment)
+            values = (job.config.to_dict(), str(job.out), job.num_tasks)
+            task = work.options(**resources).remote(*values, os.getcwd(), environment)
             tasks[task] = job
         return tasks
 
 
-def _work(config: Layer, out: str, folder: str, environment: dict[str, str]) -> str | None:
+def _work(config: Layer, out: str, num_tasks: int | None, folder: str, environment: dict[str, str]) -> str | None:
     """Carry out a job on a worker; return why it failed, or None. Cancelling asks it to save and stop."""
     os.environ.update(environment)
     try:
@@ -125,7 +131,7 @@ def _work(config: Layer, out: str, folder: str, environment: dict[str, str]) -> 
         return f"The folder {folder!r} cannot be entered on {platform.node()}: {error.strerror}."
     with StopRequest() as stop:
         try:
-            carry_out(Job(parse_config(config), Path(out)), should_stop=stop, patience=LOCK_SECONDS)
+            carry_out(Job(parse_config(config), Path(out), num_tasks), should_stop=stop, patience=LOCK_SECONDS)
         except TrainingInterrupted:
             raise
         except CFlatError as error:
@@ -141,7 +147,7 @@ def _outcome(ray: ModuleType, task: Any, job: Job) -> str | None:
         logger.error("The job in %s failed.", job.out, exc_info=error)
         cause = getattr(error, "cause", None) or error
         return f"{type(cause).__name__}: {' '.join(str(cause).split())[:300]}"
-    if reason is None and not RunFolder(job.out).is_finished:
+    if reason is None and not job.is_finished:
         return "It ran, but its result is not here; run directories must be on a file system that all nodes share."
     return reason
 

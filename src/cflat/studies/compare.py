@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from cflat._errors import ConfigError
 from cflat._files import write_json
+from cflat.config.variants import parse_variant
 from cflat.figures.runs import RunGroup, comparison_overview
 from cflat.figures.static import save
 from cflat.metrics import HEADLINES
 from cflat.report.groups import title_of
 from cflat.runs.jobs import Executor
-from cflat.studies.space import Sweep, parse_sweep
+from cflat.studies.space import Settings, Sweep, parse_sweep
 from cflat.studies.sweep import SweepResult, SweepRow, run_sweep, write_page
 
 __all__ = ["compare", "comparison_sweep", "comparison_values", "optimizer_of", "write_comparison"]
@@ -26,17 +27,20 @@ def compare(
     seeds: Sequence[int],
     out: str | Path,
     executor: Executor | None = None,
+    tuned: Mapping[str, Settings] | None = None,
 ) -> SweepResult:
     """Run every optimizer with every seed; the rows have the order of the optimizers.
 
     Args:
         chosen: What all runs share, as for `resolve_config`; settings under ``optimizer`` go to those that have them.
-        optimizers: Names; differences are to the first.
+        optimizers: Names, with settings of their own where wanted: ``c_flat_turbo:rules=steady``. Differences are to
+            the first.
         seeds: Seeds.
         out: Folder of the run directories; those that are finished are only read.
         executor: Where to run; by default here, one after the other.
+        tuned: Settings of each optimizer under dotted keys, as ``tune(...).settings``.
     """
-    return run_sweep(comparison_sweep(chosen, optimizers, seeds), out, executor)
+    return run_sweep(replace(comparison_sweep(chosen, optimizers, seeds), tuned=tuned or {}), out, executor)
 
 
 def comparison_sweep(chosen: Mapping[str, Any], optimizers: Sequence[str], seeds: Sequence[int]) -> Sweep:
@@ -53,8 +57,8 @@ def comparison_sweep(chosen: Mapping[str, Any], optimizers: Sequence[str], seeds
 
 
 def optimizer_of(row: SweepRow) -> str:
-    """Return the optimizer of a row."""
-    return row.summaries[0].config.optimizer.name
+    """Return the optimizer of a row, with the settings that it may carry."""
+    return parse_variant(str(row.settings["optimizer.name"])).text
 
 
 def comparison_values(result: SweepResult) -> dict[str, Any]:
@@ -64,6 +68,7 @@ def comparison_values(result: SweepResult) -> dict[str, Any]:
     rows = [
         {
             "optimizer": optimizer_of(row),
+            **({"tuned": result.tuned[optimizer_of(row)]} if optimizer_of(row) in result.tuned else {}),
             **{name: asdict(value) for name, value in row.spreads.items()},
             "differences": {name: asdict(row.difference(first, name)) for name in HEADLINES if row is not first},
         }
@@ -73,6 +78,7 @@ def comparison_values(result: SweepResult) -> dict[str, Any]:
         "method": config.method.name,
         "data": config.data.name,
         "seeds": result.seeds,
+        "images": result.split,
         "reference": optimizer_of(first),
         "rows": rows,
     }
@@ -92,5 +98,6 @@ def write_comparison(folder: Path, result: SweepResult) -> tuple[Path, Path]:
         for row in result.rows
     ]
     title = f"{values['method']} on {values['data']}"
-    picture = save(comparison_overview(groups, f"{title}, {len(result.seeds)} seeds"), folder / "comparison.png")
+    heading = f"{title}, {len(result.seeds)} seeds{', validation images' if result.split == 'validation' else ''}"
+    picture = save(comparison_overview(groups, heading), folder / "comparison.png")
     return picture, write_page(folder, result, title)

@@ -23,6 +23,7 @@ from cflat._settings import Count, CountOrZero, Number, settings_class
 from cflat.config.choices import own_settings, require_shared_settings
 from cflat.config.documents import CHOICES, Layer, merge, nested, read_document
 from cflat.config.validation import parse_section, quote, require_mapping
+from cflat.config.variants import parse_variant
 
 __all__ = ["Interval", "Settings", "Sweep", "describe", "parse_sweep", "read_sweep"]
 
@@ -80,6 +81,8 @@ class Sweep:
     sample: int | None = None
     """Take so many of the combinations; None takes all."""
     sample_seed: int = 0
+    tuned: Mapping[str, Settings] = field(default_factory=dict)
+    """Settings that belong to values of ``optimizer.name``, over everything else."""
 
     def combinations(self) -> list[Settings]:
         """Return what to run, without settings that a combination's optimizer does not have; each once.
@@ -105,7 +108,10 @@ class Sweep:
         shared = {key: value for key, value in self.base.items() if key != "optimizer"}
         own = {key: value for key, value in chosen.items() if key != "optimizer"}
         optimizer = {**self._optimizer, **chosen.get("optimizer", {})}
-        return merge(shared, own, {"optimizer": own_settings(optimizer, optimizer["name"])})
+        variant = parse_variant(optimizer["name"])
+        section = {"optimizer": own_settings(optimizer, variant.name)}
+        tuned = (nested(key, value) for key, value in self.tuned.get(optimizer["name"], {}).items())
+        return merge(shared, own, section, variant.layer, *tuned)
 
     @property
     def _optimizer(self) -> Layer:
@@ -134,7 +140,7 @@ class Sweep:
         """Leave out what the combination's optimizer does not have."""
         name = settings["optimizer.name"] if "optimizer.name" in settings else self._optimizer["name"]
         varied = {key: key.split(".")[1] for key in settings if key.startswith("optimizer.")}
-        own = own_settings(dict.fromkeys(varied.values()), name)
+        own = own_settings(dict.fromkeys(varied.values()), parse_variant(name).name)
         return {key: value for key, value in settings.items() if key not in varied or varied[key] in own}
 
 
@@ -217,7 +223,7 @@ def _require_known_settings(sweep: Sweep) -> None:
     if isinstance(names, Interval):
         raise ConfigError("sweep.axes.optimizer.name must list optimizers, not a range.")
     varied = [key.split(".")[1] for key in sweep.axes if key.startswith("optimizer.")]
-    require_shared_settings([*shared, *varied], names)
+    require_shared_settings([*shared, *varied], [parse_variant(name).name for name in names])
 
 
 def _pick(axis: tuple[Any, ...] | Interval, share: float) -> Any:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from cflat._files import write_atomic, write_json
 from cflat.config.documents import Layer
 from cflat.config.presets import resolve_config
 from cflat.config.run_config import RunConfig
+from cflat.data import Split
 from cflat.figures.static import save
 from cflat.figures.sweeps import SweepCase, sweep_figure
 from cflat.metrics import HEADLINES, PairedDifference, Spread, paired_difference, spread
@@ -50,6 +52,13 @@ class SweepRow:
     summaries: tuple[RunSummary, ...]
     spreads: Mapping[str, Spread]
 
+    @property
+    def validation(self) -> Spread | None:
+        """Avg on validation images; None if there are none."""
+        if not all(summary.validation for summary in self.summaries):
+            return None
+        return spread([summary.value("avg", "validation") for summary in self.summaries])
+
     def values(self, column: str) -> list[float]:
         """Return a number of each seed."""
         return [summary.value(column) for summary in self.summaries]
@@ -67,24 +76,46 @@ class SweepResult:
     axes: tuple[str, ...]
     seeds: tuple[int, ...]
     rows: tuple[SweepRow, ...]
+    tuned: Mapping[str, Settings] = field(default_factory=dict)
+    """Settings that belong to values of ``optimizer.name``."""
+
+    @property
+    def split(self) -> Split:
+        """The images that the rows' accuracies speak of: validation only if no test image was looked at."""
+        is_tested = all(summary.split == "test" for row in self.rows for summary in row.summaries)
+        return "test" if is_tested else "validation"
 
     @property
     def ranked(self) -> list[SweepRow]:
-        """The rows by their mean Avg, the best first; those without one come last."""
-        return sorted(self.rows, key=lambda row: _rank(row.spreads["avg"].mean))
+        """The rows by their mean Avg on validation images, the best first; in their own order if there are none."""
+        if any(row.validation is None for row in self.rows):
+            return list(self.rows)  # test images choose nothing
+        return sorted(self.rows, key=lambda row: _rank(row.validation))
+
+    @property
+    def best(self) -> SweepRow | None:
+        """The row with the best mean Avg on validation images; None if there are none to choose by."""
+        return None if any(row.validation is None for row in self.rows) else self.ranked[0]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the content of ``sweep.json``, the best combination first."""
+        """Return the content of ``sweep.json``; the best combination first, if there are images to choose it by."""
         rows = [
             {
                 "settings": row.settings,
                 **{name: asdict(value) for name, value in row.spreads.items()},
+                **({} if row.validation is None else {"validation": {"avg": asdict(row.validation)}}),
                 "runs": [str(folder) for folder in row.folders],
             }
             for row in self.ranked
         ]
-        best = self.ranked[0].settings
-        return {"name": self.name, "axes": self.axes, "seeds": self.seeds, "best": best, "rows": rows}
+        return {
+            "name": self.name,
+            "axes": self.axes,
+            "seeds": self.seeds,
+            "images": self.split,
+            "best": None if self.best is None else self.best.settings,
+            "rows": rows,
+        }
 
     def to_csv(self) -> str:
         """Return the content of ``sweep.csv``: one row for each run."""
@@ -138,7 +169,7 @@ def run_sweep(sweep: Sweep, out: str | Path, executor: Executor | None = None) -
         own = tuple(next(summaries) for _ in combination.jobs)
         spreads = {name: spread([summary.value(name) for summary in own]) for name in COLUMNS}
         rows.append(SweepRow(combination.settings, tuple(job.out for job in combination.jobs), own, spreads))
-    return SweepResult(sweep.name, tuple(sweep.axes), sweep.seeds, tuple(rows))
+    return SweepResult(sweep.name, tuple(sweep.axes), sweep.seeds, tuple(rows), sweep.tuned)
 
 
 def write_sweep(folder: Path, result: SweepResult) -> tuple[Path, Path]:
@@ -213,5 +244,6 @@ def _cell(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _rank(mean: float) -> tuple[bool, float]:
+def _rank(found: Spread | None) -> tuple[bool, float]:
+    mean = math.nan if found is None else found.mean
     return (mean != mean, -mean)

@@ -1,0 +1,228 @@
+"""``cflat tune``: learning rate and radius for every optimizer, with the same budget, on validation images."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cflat._errors import ConfigError
+from cflat.cli.jobs import ExecutorName, Gpus, job_executor
+from cflat.cli.options import (
+    Config,
+    Data,
+    DataRoot,
+    Json,
+    Method,
+    Overrides,
+    Preset,
+    Quiet,
+    Weights,
+    chosen_layer,
+    comma_names,
+    comma_numbers,
+    safe_name,
+)
+from cflat.cli.output import console, emit_json, next_command, note, percent, table
+
+if TYPE_CHECKING:
+    from cflat.runs.jobs import Executor
+    from cflat.studies.curve import RateCurves
+    from cflat.studies.tuned import Tuning
+
+__all__ = ["EXAMPLES", "command"]
+
+EXAMPLES = """\b
+Examples:
+  cflat tune --method icarl --data digits --optimizers none,sam,c_flat,c_flat_turbo --trials 8
+  cflat tune --method replay --data digits --protocol first-task --range base.lr=0.001:0.1
+  cflat tune --method ease --data cifar100 --preset cpu --weights vit_tiny.safetensors --executor ray
+  cflat tune --method replay --data digits --optimizers none,c_flat_turbo:rules=steady --curve --seeds 1000,1001,1002
+  cflat compare --tuned runs/tune-icarl-digits/tuned.json --seeds 0,1,2,3,4
+"""
+FINAL_SEEDS = "0,1,2,3,4"
+
+
+def command(
+    overrides: Overrides = None,
+    method: Method = None,
+    data: Data = None,
+    optimizers: Annotated[
+        str,
+        typer.Option(
+            "--optimizers", "-o", help="Separated by commas; c_flat_turbo:rules=steady carries settings of its own"
+        ),
+    ] = "none,sam,c_flat,c_flat_turbo",
+    trials: Annotated[int, typer.Option(help="Of every optimizer")] = 8,
+    protocol: Annotated[
+        str, typer.Option(help="stream: judged by the whole stream; first-task: by its first task alone")
+    ] = "stream",
+    seeds: Annotated[str, typer.Option(help="Of each trial, separated by commas; apart from those of final runs")] = (
+        "1000"
+    ),
+    range_: Annotated[
+        list[str] | None,
+        typer.Option("--range", help="What to search: base.lr=0.001:0.1, optimizer.k=[2, 5, 10]; may be repeated"),
+    ] = None,
+    metric: Annotated[str, typer.Option(help="Validation accuracy to maximise: avg or last")] = "avg",
+    sampler: Annotated[str, typer.Option(help="tpe, which learns from earlier trials, or random")] = "tpe",
+    search_seed: Annotated[int, typer.Option(help="Decides every random choice of the search")] = 0,
+    prune: Annotated[bool, typer.Option("--prune/--no-prune", help="End trials early that are behind")] = True,
+    curve: Annotated[
+        bool, typer.Option("--curve", help="Instead of a search: accuracy over a grid of learning rates")
+    ] = False,
+    rates: Annotated[str | None, typer.Option(help="Rates of the curve, separated by commas")] = None,
+    preset: Preset = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the search; default runs/tune-METHOD-DATA")] = None,
+    weights: Weights = None,
+    data_root: DataRoot = None,
+    config: Config = None,
+    executor: ExecutorName = "local",
+    gpus: Gpus = 1.0,
+    quiet: Quiet = False,
+    json: Json = False,
+) -> None:
+    """Tune every optimizer with the same number of trials on validation images; the same command goes on."""
+    from cflat.config.variants import list_variants
+
+    layer = chosen_layer(
+        config,
+        overrides,
+        method=method,
+        data__name=data,
+        data__root=data_root,
+        backbone__weights=weights,
+        preset=preset,
+    )
+    names, numbers = list_variants(optimizers), comma_numbers("--seeds", seeds)
+    folder = out or Path("runs") / safe_name("tune", *(_name(layer.get(key)) for key in ("method", "data")))
+    shared: dict[str, Any] = {"protocol": protocol, "seeds": numbers, "metric": metric}
+    with job_executor(executor, folder, quiet or json, gpus, stays=True) as chosen:
+        if curve:
+            _draw_curves(layer, names, folder, rates, shared, chosen, json)
+            return
+        search = {"sampler": sampler, "search_seed": search_seed, "prune": prune, "ranges": _ranges(range_ or [])}
+        _search(layer, names, folder, {"trials": trials, **shared, **search}, chosen, json)
+
+
+def _search(
+    layer: dict[str, Any], names: list[str], folder: Path, options: dict[str, Any], executor: Executor, as_json: bool
+) -> None:
+    from cflat.studies.tune import tune, write_search
+
+    tuning = tune(layer, names, folder, **options, executor=executor)
+    picture = write_search(folder, tuning)
+    final = shlex.join(["cflat", "compare", "--tuned", str(folder / "tuned.json"), "--seeds", FINAL_SEEDS])
+    if as_json:
+        emit_json({"out": str(folder), "figure": str(picture), "next": final, **tuning.to_dict()})
+        return
+    _show(tuning)
+    console().print(f"Settings: {folder / 'tuned.json'}\nFigure:   {picture}")
+    next_command(final)
+
+
+def _show(tuning: Tuning) -> None:
+    from cflat.studies.tuned import METRICS, PROTOCOLS
+
+    keys = list(dict.fromkeys(key for settings in tuning.settings.values() for key in settings))
+    rows = []
+    for name, tuned in tuning.optimizers.items():
+        best, budget = tuned.best, tuned.budget
+        rows.append(
+            [
+                name,
+                *(_value(best.settings.get(key)) for key in keys),
+                percent(best.score),
+                f"{budget['trials']} ({budget['pruned']})",
+                f"{budget['images']:,}",
+                f"{budget['evaluations']:,}",
+                f"{budget['seconds']:.0f}",
+            ]
+        )
+    n = len(tuning.seeds)
+    title = (
+        f"{tuning.method} on {tuning.data}: chosen by {tuning.metric} on validation images, protocol {tuning.protocol}"
+        f", {n} seed{'s' * (n > 1)} a trial"
+    )
+    columns = ["optimizer", *keys, "validation %", "trials (ended early)", "images", "evaluations", "seconds"]
+    out = console()
+    out.print(table(title, columns, rows))
+    out.print(f"  {tuning.protocol}: {PROTOCOLS[tuning.protocol]}")
+    out.print(f"  {tuning.metric}: {METRICS[tuning.metric]}; no test image was looked at")
+
+
+def _draw_curves(
+    layer: dict[str, Any],
+    names: list[str],
+    folder: Path,
+    rates: str | None,
+    options: dict[str, Any],
+    executor: Executor,
+    as_json: bool,
+) -> None:
+    from cflat.studies.curve import rate_curves, write_curves
+    from cflat.studies.tuned import read_tuning
+
+    file = folder / "tuned.json"
+    tuned = read_tuning(file).settings if file.is_file() else {}
+    if tuned and not as_json:
+        note(f"Radii and other settings are those of {file}.")
+    grid = None if rates is None else _rates(rates)
+    found = rate_curves(layer, names, folder, rates=grid, tuned=tuned, executor=executor, **options)
+    picture = write_curves(folder, found)
+    if as_json:
+        emit_json({"out": str(folder), "figure": str(picture), **found.to_dict()})
+        return
+    _show_curves(found)
+    console().print(f"Numbers: {folder / 'rates.json'}\nFigure:  {picture}")
+    next_command(f"python -m webbrowser -t {picture}")
+
+
+def _show_curves(found: RateCurves) -> None:
+    from cflat.metrics import spread
+
+    rows = []
+    for curve in found.curves:
+        plateau = curve.plateau
+        cut = " or more" if plateau.is_cut_off else ""
+        rows.append(
+            [
+                curve.optimizer,
+                f"{plateau.best_rate:g}",
+                percent(plateau.best_accuracy),
+                f"{plateau.low:.2g} to {plateau.high:.2g}",
+                f"{plateau.decades:.2f}{cut}",
+                spread([one.decades for one in curve.by_seed]).text(),
+            ]
+        )
+    n = len(found.seeds)
+    title = (
+        f"{found.method} on {found.data}: {len(found.rates)} rates, {n} seed{'s' * (n > 1)}, "
+        f"{found.metric} on validation images, protocol {found.protocol}; plateau: rates within "
+        f"{100 * found.within:g} points of the best"
+    )
+    columns = ["optimizer", "best rate", "validation %", "plateau", "decades", "decades, each seed"]
+    console().print(table(title, columns, rows))
+
+
+def _ranges(texts: list[str]) -> dict[str, Any]:
+    from cflat.studies.tune import parse_range
+
+    return dict(parse_range(text) for text in texts)
+
+
+def _rates(text: str) -> list[float]:
+    try:
+        return [float(rate) for rate in comma_names(text)]
+    except ValueError:
+        raise ConfigError(f"--rates must be numbers separated by commas, got {text!r}.") from None
+
+
+def _value(value: object) -> str:
+    return "-" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _name(section: object) -> object:
+    return section.get("name") if isinstance(section, dict) else section

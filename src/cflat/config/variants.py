@@ -1,0 +1,85 @@
+"""The same optimizer with other settings: ``c_flat_turbo:rules=steady`` is name, settings and label in one text.
+
+Wherever optimizers are listed (``compare``, ``tune``, sweeps), an entry may carry settings of its own, separated by
+colons. A key without a dot is one of the optimizer's, any other key of a configuration is written in full:
+``none:base.schedule=cosine``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cflat._errors import ConfigError
+from cflat.config.documents import Layer, merge, nested, parse_overrides
+from cflat.optim import get_optimizer_spec
+
+__all__ = ["Variant", "list_variants", "parse_variant"]
+
+_OUTSIDE_BRACKETS = r"(?![^\[]*\])"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """An optimizer with settings of its own."""
+
+    name: str
+    """The optimizer."""
+    settings: Mapping[str, Any]
+    """By dotted key."""
+    text: str
+    """As it was written; what it is called everywhere."""
+
+    @property
+    def layer(self) -> Layer:
+        """What it adds to a configuration."""
+        return merge({"optimizer": {"name": self.name}}, *(nested(k, v) for k, v in self.settings.items()))
+
+    @property
+    def slug(self) -> str:
+        """Its text as the name of a folder."""
+        return re.sub(r"[^A-Za-z0-9._]+", "-", self.text).strip("-.")
+
+
+def parse_variant(text: str) -> Variant:
+    """Read an optimizer with settings of its own.
+
+    >>> parse_variant("c_flat_turbo:rules=steady:base.lr=0.01").settings
+    {'optimizer.rules': 'steady', 'base.lr': 0.01}
+
+    Raises:
+        ConfigError: If the optimizer is unknown or a setting is no key=value.
+    """
+    name, *parts = re.split(f":{_OUTSIDE_BRACKETS}", str(text).strip())
+    try:
+        name = get_optimizer_spec(name).name
+    except ValueError as error:
+        raise ConfigError(f"optimizers: {error}") from None
+    settings: dict[str, Any] = {}
+    for part in parts:
+        key, equals, value = part.partition("=")
+        key = key.strip() if "." in key else f"optimizer.{key.strip()}"
+        if not equals or key in ("optimizer.", "optimizer.name") or key in settings:
+            raise ConfigError(
+                f"An optimizer with settings is written as c_flat_turbo:rules=steady:k=10, each key once, got {text!r}."
+            )
+        settings[key] = _value(parse_overrides([f"{key}={value}"]), key)
+    return Variant(name, settings, ":".join([name, *(part.strip() for part in parts)]))
+
+
+def list_variants(text: str) -> list[str]:
+    """Return the entries of a list with commas; commas inside brackets belong to a value.
+
+    >>> list_variants("none, sam:rho=0.1,none:base.milestones=[2,4]")
+    ['none', 'sam:rho=0.1', 'none:base.milestones=[2,4]']
+    """
+    return [entry.strip() for entry in re.split(f",{_OUTSIDE_BRACKETS}", text) if entry.strip()]
+
+
+def _value(layer: Layer, key: str) -> Any:
+    value: Any = layer
+    for part in key.split("."):
+        value = value[part]
+    return value

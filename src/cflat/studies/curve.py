@@ -1,0 +1,223 @@
+"""The learning-rate curve: validation accuracy of every optimizer over a grid of rates, and how wide its plateau is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cflat._errors import ConfigError
+from cflat._files import write_json
+from cflat.config.documents import merge
+from cflat.config.presets import resolve_config
+from cflat.config.variants import parse_variant
+from cflat.figures.runs import SweepPoint
+from cflat.figures.static import save
+from cflat.figures.tuning import rate_figure
+from cflat.metrics import spread
+from cflat.report.groups import title_of
+from cflat.runs.folder import RunFolder
+from cflat.runs.jobs import Executor, Job, finish_jobs
+from cflat.studies.compare import comparison_sweep
+from cflat.studies.space import Settings
+from cflat.studies.tune import DEFAULT_SEEDS, validation_layer
+from cflat.studies.tuned import PROTOCOLS, Metric, Protocol, validation_score
+
+__all__ = ["Plateau", "RateCurve", "RateCurves", "plateau", "rate_curves", "usual_rates", "write_curves"]
+
+WITHIN = 0.02
+"""Rates whose accuracy is at most this far below the best count as good."""
+NUM_RATES, DECADES = 9, 1.0
+"""Rates of the usual grid, and how far it reaches below and above the preset's."""
+
+
+@dataclass(frozen=True)
+class Plateau:
+    """The rates around the best one whose accuracy is close to the best."""
+
+    best_rate: float
+    best_accuracy: float
+    low: float
+    """Lowest good rate, between two rates of the grid where the line through their accuracies crosses the limit."""
+    high: float
+    decades: float
+    """Width on the logarithmic axis."""
+    num_rates: int
+    """Rates of the grid that are good."""
+    is_cut_off: bool
+    """Whether it reaches an end of the grid, so that it may be wider."""
+
+
+@dataclass(frozen=True)
+class RateCurve:
+    """One optimizer."""
+
+    optimizer: str
+    settings: Settings
+    """What it has besides the rate, under dotted keys."""
+    accuracy: tuple[tuple[float, ...], ...]
+    """For each rate, one for each seed; on validation images."""
+    plateau: Plateau
+    """Of the means over the seeds."""
+    by_seed: tuple[Plateau, ...]
+
+
+@dataclass(frozen=True)
+class RateCurves:
+    """Several optimizers over one grid of rates."""
+
+    method: str
+    data: str
+    protocol: Protocol
+    metric: Metric
+    seeds: tuple[int, ...]
+    rates: tuple[float, ...]
+    within: float
+    curves: tuple[RateCurve, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the content of ``rates.json``."""
+        return {
+            "method": self.method,
+            "data": self.data,
+            "protocol": self.protocol,
+            "chosen_by": {"images": "validation", "metric": self.metric, "meaning": PROTOCOLS[self.protocol]},
+            "seeds": list(self.seeds),
+            "rates": list(self.rates),
+            "within": self.within,
+            "optimizers": {
+                curve.optimizer: {
+                    "settings": curve.settings,
+                    "accuracy": [list(values) for values in curve.accuracy],
+                    "plateau": asdict(curve.plateau),
+                    "plateau_decades": asdict(spread([found.decades for found in curve.by_seed])),
+                    "by_seed": [asdict(found) for found in curve.by_seed],
+                }
+                for curve in self.curves
+            },
+        }
+
+
+def rate_curves(
+    chosen: Mapping[str, Any],
+    optimizers: Sequence[str],
+    out: str | Path,
+    *,
+    rates: Sequence[float] | None = None,
+    seeds: Sequence[int] = DEFAULT_SEEDS,
+    protocol: Protocol = "stream",
+    metric: Metric = "avg",
+    tuned: Mapping[str, Settings] | None = None,
+    within: float = WITHIN,
+    executor: Executor | None = None,
+) -> RateCurves:
+    """Train every optimizer with every rate and seed, and measure it on validation images.
+
+    Args:
+        chosen: What all runs share, as for `tune`.
+        optimizers: Names, with settings of their own where wanted.
+        out: Folder of the runs; those that are finished are only read.
+        rates: Learning rates; by default nine, a decade below to a decade above the preset's.
+        seeds: Of each rate.
+        protocol: ``stream`` or ``first-task``.
+        metric: avg or last.
+        tuned: Settings of each optimizer, as ``tune(...).settings``: it has its own radius then, not the preset's.
+        within: How far below the best a rate still counts as good.
+        executor: Where to run.
+
+    Raises:
+        ConfigError: If something is unknown or wrong.
+    """
+    shared = merge(validation_layer(chosen), {"data": {"evaluate": "validation"}})
+    own = {
+        name: {key: value for key, value in (tuned or {}).get(name, {}).items() if key != "base.lr"}
+        for name in optimizers
+    }
+    sweep = replace(comparison_sweep(shared, optimizers, seeds), tuned=own)
+    layers = {name: sweep.layer({"optimizer.name": name}) for name in optimizers}
+    first = resolve_config({**next(iter(layers.values())), "seed": seeds[0]})
+    grid = usual_rates(first.base.lr) if rates is None else sorted(rates)
+    if len(set(grid)) < max(2, len(grid)) or not all(0 < rate < math.inf for rate in grid):
+        raise ConfigError(f"A curve needs several different learning rates above 0, got {list(grid)}.")
+    stage = 1 if protocol == "first-task" else None
+    jobs: dict[tuple[str, float, int], Job] = {}
+    for name, layer in layers.items():
+        if "base.lr" in parse_variant(name).settings:
+            raise ConfigError(f"{name!r} sets base.lr itself, which is what the curve is drawn over; leave it out.")
+        for rate in grid:
+            for seed in seeds:
+                config = resolve_config({**merge(layer, {"base": {"lr": rate}}), "seed": seed})
+                folder = Path(out) / "rates" / f"{parse_variant(name).slug}-lr{rate:g}-seed{seed}"
+                jobs[name, rate, seed] = Job(config, folder, stage)
+    finish_jobs(list(jobs.values()), executor)
+    curves = []
+    for name in optimizers:
+        accuracy = tuple(
+            tuple(validation_score(RunFolder(jobs[name, rate, s].out).load_tasks(), metric) for s in seeds)
+            for rate in grid
+        )
+        means = [float(np.mean(values)) for values in accuracy]
+        by_seed = tuple(plateau(grid, values, within) for values in zip(*accuracy, strict=True))
+        curves.append(RateCurve(name, own[name], accuracy, plateau(grid, means, within), by_seed))
+    found = RateCurves(
+        first.method.name, first.data.name, protocol, metric, tuple(seeds), tuple(grid), within, tuple(curves)
+    )
+    write_json(Path(out) / "rates.json", found.to_dict())
+    return found
+
+
+def usual_rates(around: float) -> list[float]:
+    """Return nine rates at equal steps of the logarithm, around the one of a preset.
+
+    >>> usual_rates(0.02)
+    [0.002, 0.003557, 0.006325, 0.01125, 0.02, 0.03557, 0.06325, 0.1125, 0.2]
+    """
+    powers = np.linspace(-DECADES, DECADES, NUM_RATES)
+    return [float(f"{around * 10**power:.4g}") for power in powers]
+
+
+def plateau(rates: Sequence[float], accuracy: Sequence[float], within: float = WITHIN) -> Plateau:
+    """Return the rates around the best one, without a gap, whose accuracy is at most ``within`` below the best.
+
+    >>> found = plateau([0.01, 0.1, 1.0, 10.0], [0.80, 0.90, 0.89, 0.85], 0.02)
+    >>> found.num_rates, round(found.low, 3), round(found.high, 2), round(found.decades, 2)
+    (2, 0.063, 1.78, 1.45)
+    """
+    best = int(np.argmax(accuracy))
+    limit = accuracy[best] - within
+    first = last = best
+    while first > 0 and accuracy[first - 1] >= limit:
+        first -= 1
+    while last < len(rates) - 1 and accuracy[last + 1] >= limit:
+        last += 1
+    low = _crossing(rates, accuracy, first, first - 1, limit) if first > 0 else rates[0]
+    high = _crossing(rates, accuracy, last, last + 1, limit) if last < len(rates) - 1 else rates[-1]
+    is_cut_off = first == 0 or last == len(rates) - 1
+    decades = math.log10(high / low)
+    return Plateau(rates[best], accuracy[best], low, high, decades, last - first + 1, is_cut_off)
+
+
+def write_curves(folder: Path, found: RateCurves) -> Path:
+    """Draw ``rates.png``; return its path."""
+    points = [
+        SweepPoint(title_of(curve.optimizer), rate, values, ())
+        for curve in found.curves
+        for rate, values in zip(found.rates, curve.accuracy, strict=True)
+    ]
+    title = f"{found.method} on {found.data}, {len(found.seeds)} seeds, protocol {found.protocol}"
+    plateaus = {
+        title_of(curve.optimizer): (curve.plateau.low, curve.plateau.high, curve.plateau.best_accuracy - found.within)
+        for curve in found.curves
+    }
+    name = f"within {100 * found.within:g} points of the best"
+    return save(rate_figure(title, points, plateaus, name), folder / "rates.png")
+
+
+def _crossing(rates: Sequence[float], accuracy: Sequence[float], inside: int, outside: int, limit: float) -> float:
+    """Return where the line from a good rate to its neighbour reaches the limit, on the logarithmic axis."""
+    share = (accuracy[inside] - limit) / (accuracy[inside] - accuracy[outside])
+    return float(rates[inside] * (rates[outside] / rates[inside]) ** share)

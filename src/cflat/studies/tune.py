@@ -1,0 +1,433 @@
+"""Tune optimizers with the same number of trials each, on validation images alone; test images are never looked at.
+
+A trial is a run (one for each tuning seed) that is measured on the validation images of its stream, and is paused where
+Optuna decides about its future: half of the trials end after a quarter of the stream, half of the others after a half.
+Every random choice of the search is a function of its seed and the number of the trial, and trials are runs with
+checkpoints, so a search that was killed goes on to the same result.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from statistics import mean
+from typing import Any, Literal, TypeAlias, cast
+
+import numpy as np
+
+from cflat._errors import ConfigError, DataError, check
+from cflat._files import plain_values
+from cflat._registry import suggest
+from cflat.config.commands import flatten
+from cflat.config.documents import Layer, merge, nested, parse_scalar
+from cflat.config.presets import resolve_config
+from cflat.config.run_config import RunConfig
+from cflat.config.variants import Variant, parse_variant
+from cflat.figures.static import save
+from cflat.figures.tuning import SEARCH_COLORS, TrialPoint, search_figure
+from cflat.report.groups import title_of
+from cflat.runs.folder import RunFolder
+from cflat.runs.jobs import Executor, Job, finish_jobs
+from cflat.runs.run import make_stream
+from cflat.studies.compare import comparison_sweep
+from cflat.studies.space import DRAWN_DIGITS, Interval, Settings
+from cflat.studies.tuned import METRICS, PROTOCOLS, Metric, Protocol, Trial, Tuned, Tuning, validation_score
+
+__all__ = ["DEFAULT_SEEDS", "SAMPLERS", "Range", "parse_range", "tune", "validation_layer", "write_search"]
+
+LR_FACTOR, RHO_FACTOR = 10.0, 5.0
+"""How far below and above the preset's learning rate and radius the search goes."""
+VALIDATION = 0.2
+DEFAULT_SEEDS = (1000,)
+SAMPLERS = ("tpe", "random")
+FIRST_RUNG = 4
+"""The first pause is after this part of the stream, every other one at twice as many tasks."""
+REDUCTION = 2
+
+Range: TypeAlias = "Interval | tuple[Any, ...]"
+"""What a key is drawn from: an interval, or a list of values."""
+
+
+def tune(
+    chosen: Mapping[str, Any],
+    optimizers: Sequence[str],
+    out: str | Path,
+    *,
+    trials: int = 8,
+    protocol: Protocol = "stream",
+    seeds: Sequence[int] = DEFAULT_SEEDS,
+    ranges: Mapping[str, Range] | None = None,
+    metric: Metric = "avg",
+    sampler: Literal["tpe", "random"] = "tpe",
+    search_seed: int = 0,
+    prune: bool = True,
+    executor: Executor | None = None,
+) -> Tuning:
+    """Search settings for every optimizer with the same number of trials, and write ``tuned.json``.
+
+    Learning rate and radius are drawn log-uniformly around those of the preset (or of ``chosen``), which are the first
+    trial. What an entry of ``optimizers`` sets itself is not searched.
+
+    Args:
+        chosen: What all runs share, as for `compare`; ``data.validation`` is 0.2 unless it says otherwise.
+        optimizers: Names, with settings of their own where wanted: ``c_flat_turbo:rules=steady``.
+        out: Folder of the search; one that was begun goes on, with more trials if more are asked for.
+        trials: Of every optimizer.
+        protocol: ``stream`` judges by the whole stream, ``first-task`` by its first task; see `PROTOCOLS`.
+        seeds: Of each trial, whose score is the mean; final runs must have others.
+        ranges: What to search by dotted key, instead of the usual ranges or besides them.
+        metric: Validation accuracy to maximise: avg (mean over the stages of the stream) or last.
+        sampler: Optuna's tpe, which learns from earlier trials, or random.
+        search_seed: Decides every random choice of the search.
+        prune: Whether trials that are behind others end early.
+        executor: Where to run; trials of different optimizers and seeds are jobs of one batch.
+
+    Raises:
+        ConfigError: If something is unknown or wrong, or Optuna is missing.
+        DataError: If ``out`` holds another search.
+    """
+    optuna = _import_optuna()
+    _check(protocol=(protocol, PROTOCOLS), metric=(metric, METRICS), sampler=(sampler, SAMPLERS))
+    try:
+        check("trials", trials, above=0, integer=True)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    shared = validation_layer(chosen)
+    sweep = comparison_sweep(merge(shared, {"data": {"evaluate": "validation"}}), optimizers, seeds)
+    layers = {name: sweep.layer({"optimizer.name": name}) for name in optimizers}
+    configs = {name: resolve_config({**layer, "seed": seeds[0]}) for name, layer in layers.items()}
+    spaces = {name: _space(parse_variant(name), config, ranges or {}) for name, config in configs.items()}
+    _require_known(ranges or {}, spaces)
+    first = next(iter(configs.values()))
+    stages = _stages(make_stream(first).num_tasks, protocol, prune)
+    request = {
+        "protocol": protocol,
+        "metric": metric,
+        "seeds": list(seeds),
+        "sampler": sampler,
+        "search_seed": search_seed,
+        "stages": stages,
+    }
+    with _storage(optuna, Path(out)) as storage:
+        searches = [
+            _Search(
+                optuna,
+                storage,
+                parse_variant(name),
+                layers[name],
+                configs[name],
+                spaces[name],
+                request,
+                trials,
+                Path(out) / "trials",
+            )
+            for name in optimizers
+        ]
+        for number in range(trials):
+            # One trial of every optimizer at a time: they run side by side where there is room.
+            running = [attempt for search in searches if (attempt := search.take(number)) is not None]
+            for stage in stages:
+                finish_jobs([job for attempt in running for job in attempt.jobs(stage)], executor)
+                running = [attempt for attempt in running if attempt.goes_on(stage)]
+        found = {search.variant.text: search.result() for search in searches}
+    tuning = Tuning(
+        first.method.name,
+        first.data.name,
+        protocol,
+        metric,
+        tuple(seeds),
+        trials,
+        shared,
+        {name: {key: _plain(range_) for key, range_ in space.items()} for name, space in spaces.items()},
+        found,
+    )
+    tuning.write(Path(out) / "tuned.json")
+    return tuning
+
+
+def write_search(folder: Path, tuning: Tuning) -> Path:
+    """Draw everything that was tried into ``search.png``; return its path."""
+    points = [
+        TrialPoint(title_of(name), trial.settings, trial.score, trial.state == "complete", trial is tuned.best)
+        for name, tuned in tuning.optimizers.items()
+        for trial in tuned.trials
+    ]
+    title = f"{tuning.method} on {tuning.data}: {tuning.num_trials} trials each, protocol {tuning.protocol}"
+    return save(search_figure(title, points), folder / "search.png", SEARCH_COLORS)
+
+
+def validation_layer(chosen: Mapping[str, Any]) -> Layer:
+    """Return what trials share: with validation images, and nothing else about how runs are measured.
+
+    Raises:
+        ConfigError: If there would be no validation images.
+    """
+    shared = merge({"data": {"validation": VALIDATION}}, {key: v for key, v in chosen.items() if key != "seed"})
+    data = shared["data"]
+    if not data.get("validation"):
+        raise ConfigError("Settings are chosen by validation images; set data.validation above 0, for example to 0.2.")
+    if data.pop("evaluate", "validation") != "validation":
+        raise ConfigError("Settings are chosen by validation images alone; leave data.evaluate out.")
+    return shared
+
+
+def parse_range(text: str) -> tuple[str, Range]:
+    """Read what to search: ``key=low:high``, drawn log-uniformly, ``key=low:high:linear``, or ``key=[a, b]``.
+
+    >>> parse_range("base.lr=0.001:0.1")
+    ('base.lr', Interval(low=0.001, high=0.1, scale='log'))
+    >>> parse_range("optimizer.rules=[paper, steady]")
+    ('optimizer.rules', ('paper', 'steady'))
+
+    Raises:
+        ConfigError: If it is none of these.
+    """
+    key, equals, values = (part.strip() for part in text.partition("="))
+    low, *others = values.split(":")
+    try:
+        if equals and "." in key and values.startswith("["):
+            listed = parse_scalar(values)
+            if isinstance(listed, list) and listed:
+                return key, tuple(listed)
+        elif equals and "." in key and len(others) in (1, 2):
+            scale = others[1] if len(others) == 2 else "log"
+            ends = float(low), float(others[0])
+            is_positive = ends[0] > 0 or scale == "linear"
+            if scale in ("log", "linear") and is_positive and -math.inf < ends[0] < ends[1] < math.inf:
+                return key, Interval(low=ends[0], high=ends[1], scale=cast(Any, scale))
+    except ValueError:
+        pass
+    raise ConfigError(
+        f"A range is written as base.lr=0.001:0.1 (log-uniform), optimizer.lam=0:1:linear or optimizer.k=[2, 5, 10], "
+        f"got {text!r}."
+    )
+
+
+@dataclass
+class _Search:
+    """The trials of one optimizer."""
+
+    optuna: Any
+    storage: Any
+    variant: Variant
+    layer: Layer
+    config: RunConfig
+    space: Mapping[str, Range]
+    request: Mapping[str, Any]
+    num_trials: int
+    folder: Path
+
+    def __post_init__(self) -> None:
+        first = self.request["stages"][0] or 1
+        pruner = self.optuna.pruners.SuccessiveHalvingPruner(min_resource=first, reduction_factor=REDUCTION)
+        self.study = self.optuna.create_study(
+            storage=self.storage,
+            study_name=self.variant.text,
+            direction="maximize",
+            pruner=pruner,
+            load_if_exists=True,
+        )
+        self.known = flatten(self.config.to_dict())
+        space = {key: _plain(range_) for key, range_ in self.space.items()}
+        wanted = json.dumps(plain_values({**self.request, "config": self.config.to_dict(), "space": space}))
+        before = self.study.user_attrs.get("request")
+        if before is None:
+            self._try_first({key: self.known[key] for key in self.space})
+            self.study.set_user_attr("request", wanted)
+        elif before != wanted:
+            raise DataError(
+                f"{str(self.folder.parent)!r} holds a search of {self.variant.text} with other settings; "
+                "choose another --out."
+            )
+
+    def _try_first(self, settings: Settings) -> None:
+        """Let the settings that the search starts from be its first trial, if they are within its ranges."""
+        if all(_holds(self.space[key], value) for key, value in settings.items()):
+            coded = {
+                key: json.dumps(value) if isinstance(self.space[key], tuple) else value
+                for key, value in settings.items()
+            }
+            self.study.enqueue_trial(coded, skip_if_exists=True)
+
+    def take(self, number: int) -> _Attempt | None:
+        """Return a trial to carry out: a new one, or one that was interrupted; None if it is done."""
+        known = {trial.number: trial for trial in self.study.trials}
+        states = self.optuna.trial.TrialState
+        if number in known and known[number].state.is_finished():
+            return None
+        self.study.sampler = self._sampler(number)
+        if number in known and known[number].state == states.RUNNING:
+            trial = self.optuna.trial.Trial(self.study, known[number]._trial_id)
+        else:
+            trial = self.study.ask()
+        drawn = {key: _suggest(trial, key, range_, self.known[key]) for key, range_ in self.space.items()}
+        return _Attempt(self, trial, drawn)
+
+    def result(self) -> Tuned:
+        """Return the trials, all of them done."""
+        trials = [trial for trial in self.study.get_trials(deepcopy=False) if trial.number < self.num_trials]
+        return Tuned(self.variant.text, tuple(_record(trial.user_attrs["record"]) for trial in trials))
+
+    def _sampler(self, number: int) -> Any:
+        """Return a sampler whose random numbers depend on the number of the trial alone, so that a search can go on."""
+        seed = int(np.random.SeedSequence([self.request["search_seed"], number]).generate_state(1)[0])
+        if self.request["sampler"] == "random":
+            return self.optuna.samplers.RandomSampler(seed=seed)
+        return self.optuna.samplers.TPESampler(seed=seed, n_startup_trials=max(3, self.num_trials // 2))
+
+
+@dataclass
+class _Attempt:
+    """A trial that is being carried out."""
+
+    search: _Search
+    trial: Any
+    settings: Settings
+
+    def jobs(self, stage: int | None) -> list[Job]:
+        """Return one job for each seed, up to a stage of the trial."""
+        layer = merge(self.search.layer, *(nested(key, value) for key, value in self.settings.items()))
+        return [
+            Job(resolve_config({**layer, "seed": seed}), self._folder(seed), stage)
+            for seed in self.search.request["seeds"]
+        ]
+
+    def goes_on(self, stage: int | None) -> bool:
+        """Tell Optuna how far the trial has come, and return whether it is to go on."""
+        record = self._measure()
+        is_last = stage == self.search.request["stages"][-1]
+        study, states = self.search.study, self.search.optuna.trial.TrialState
+        if not is_last:
+            if stage not in study.trials[self.trial.number].intermediate_values:
+                self.trial.report(record.score, step=stage)
+            if not self.trial.should_prune():
+                return True
+            record = replace(record, state="pruned")
+        self.trial.set_user_attr("record", plain_values(asdict(record)))
+        study.tell(self.trial, *((record.score,) if is_last else (None, states.PRUNED)))
+        for seed in self.search.request["seeds"]:
+            shutil.rmtree(self._folder(seed) / "checkpoints", ignore_errors=True)
+        return False
+
+    def _measure(self) -> Trial:
+        folders = [self._folder(seed) for seed in self.search.request["seeds"]]
+        runs = [RunFolder(folder).load_tasks() for folder in folders]
+        scores = [validation_score(tasks, self.search.request["metric"]) for tasks in runs]
+        costs = {name: sum(tasks[-1][name] for tasks in runs) for name in ("steps", "images", "evaluations", "seconds")}
+        return Trial(
+            self.trial.number,
+            self.settings,
+            "complete",
+            mean(scores),
+            min(len(tasks) for tasks in runs),
+            **costs,
+            runs=tuple(str(folder) for folder in folders),
+        )
+
+    def _folder(self, seed: int) -> Path:
+        return self.search.folder / f"{self.search.variant.slug}-{self.trial.number:03d}-seed{seed}"
+
+
+def _space(variant: Variant, config: RunConfig, ranges: Mapping[str, Range]) -> dict[str, Range]:
+    """Return what is searched for an optimizer: learning rate first, then radius, then what the user adds."""
+    if config.base.first_lr is not None and "base.first_lr" not in ranges:
+        raise ConfigError("base.first_lr is set, so base.lr says nothing about the first task; leave it out to tune.")
+    known = flatten(config.to_dict())
+    usual: dict[str, Range] = {
+        key: Interval(low=value / factor, high=value * factor, scale="log")
+        for key, factor in (("base.lr", LR_FACTOR), ("optimizer.rho", RHO_FACTOR))
+        if isinstance(value := known.get(key), float) and value > 0
+    }
+    space = {**usual, **{key: range_ for key, range_ in ranges.items() if key in known}}
+    return {key: range_ for key, range_ in space.items() if key not in variant.settings}
+
+
+def _require_known(ranges: Mapping[str, Range], spaces: Mapping[str, Mapping[str, Range]]) -> None:
+    known = list(dict.fromkeys(key for space in spaces.values() for key in space))
+    for key in ranges:
+        if key not in known:
+            raise ConfigError(f"No chosen optimizer searches {key!r}.{suggest(key, known)} Known: {', '.join(known)}.")
+    for name, space in spaces.items():
+        if not space:
+            raise ConfigError(f"Nothing is left to search for {name!r}: it sets everything itself.")
+
+
+def _stages(num_tasks: int, protocol: Protocol, prune: bool) -> list[int | None]:
+    """Return after how many tasks a trial is looked at; None is the end of the stream.
+
+    >>> _stages(10, "stream", True), _stages(5, "stream", True), _stages(5, "first-task", True)
+    ([3, 6, None], [2, 4, None], [1])
+    """
+    if protocol == "first-task":
+        return [1]
+    first = -(-num_tasks // FIRST_RUNG)
+    pauses = [first * REDUCTION**power for power in range(num_tasks.bit_length())]
+    return [*(pause for pause in pauses if prune and pause < num_tasks), None]
+
+
+def _suggest(trial: Any, key: str, range_: Range, example: Any) -> Any:
+    """Return the trial's value of a key, drawn now or before; whole numbers where the preset's is one, or none."""
+    if isinstance(range_, tuple):
+        return json.loads(trial.suggest_categorical(key, [json.dumps(value) for value in range_]))
+    is_whole = range_.low == int(range_.low) and range_.high == int(range_.high)
+    if isinstance(example, int) or (example is None and is_whole):
+        return trial.suggest_int(key, math.ceil(range_.low), math.floor(range_.high), log=range_.scale == "log")
+    drawn = trial.suggest_float(key, range_.low, range_.high, log=range_.scale == "log")
+    return min(max(float(f"{drawn:.{DRAWN_DIGITS}g}"), range_.low), range_.high)
+
+
+def _holds(range_: Range, value: Any) -> bool:
+    if isinstance(range_, tuple):
+        return value in range_
+    return isinstance(value, int | float) and range_.low <= value <= range_.high
+
+
+def _plain(range_: Range) -> Any:
+    return list(range_) if isinstance(range_, tuple) else asdict(range_)
+
+
+def _record(values: Mapping[str, Any]) -> Trial:
+    return Trial(**{**values, "runs": tuple(values["runs"])})
+
+
+def _check(**choices: tuple[str, Any]) -> None:
+    for name, (value, known) in choices.items():
+        if value not in known:
+            raise ConfigError(
+                f"{name} must be one of {', '.join(known)}, got {value!r}.{suggest(str(value), list(known))}"
+            )
+
+
+@contextmanager
+def _storage(optuna: Any, out: Path) -> Iterator[Any]:
+    """Give the database of a search, which survives a kill at any moment."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            storage = optuna.storages.RDBStorage(f"sqlite:///{out.resolve() / 'search.db'}")
+    except OSError as error:
+        raise DataError(f"The folder {str(out)!r} cannot be made: {error.strerror}.") from error
+    except Exception as error:
+        raise DataError(f"{str(out / 'search.db')!r} is no database of a search: {error!r:.200}.") from error
+    try:
+        yield storage
+    finally:
+        storage.remove_session()
+        storage.engine.dispose()
+
+
+def _import_optuna() -> Any:
+    try:
+        optuna = import_module("optuna")
+    except ModuleNotFoundError:
+        raise ConfigError("cflat tune needs the package optuna; run: pip install 'cflat[sweep]'") from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna

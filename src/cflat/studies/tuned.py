@@ -1,0 +1,211 @@
+"""What a search over settings found, and its file ``tuned.json``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import mean
+from typing import Any, Literal, TypeAlias
+
+from cflat._errors import ConfigError, DataError
+from cflat._files import write_json
+from cflat._registry import suggest
+from cflat.config.documents import Layer, merge
+from cflat.studies.space import Settings
+
+__all__ = [
+    "METRICS",
+    "PROTOCOLS",
+    "Metric",
+    "Protocol",
+    "Trial",
+    "Tuned",
+    "Tuning",
+    "read_tuning",
+    "require_tuned",
+    "validation_score",
+]
+
+Protocol: TypeAlias = Literal["stream", "first-task"]
+PROTOCOLS: dict[str, str] = {
+    "stream": "validation images of the whole stream: an upper bound, since nobody has seen it when it begins",
+    "first-task": "validation images of the first task alone: what a continual learner can do",
+}
+"""What a trial is judged by."""
+Metric: TypeAlias = Literal["avg", "last"]
+METRICS: dict[str, str] = {
+    "avg": "mean over stages of the accuracy on all validation images seen so far",
+    "last": "accuracy on all validation images after the last task",
+}
+"""Numbers that can be maximised."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Settings that were tried."""
+
+    number: int
+    settings: Settings
+    """By dotted key."""
+    state: Literal["complete", "pruned"]
+    score: float
+    """Accuracy on validation images over the tasks that it came to, mean over the seeds."""
+    num_tasks: int
+    """Tasks that it came to."""
+    steps: int
+    """Of all seeds together, like the other costs."""
+    images: int
+    evaluations: int
+    seconds: float
+    runs: tuple[str, ...]
+    """Run directories, one for each seed."""
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """One optimizer: everything that was tried, and what is best."""
+
+    optimizer: str
+    """Its name, with the settings that it may carry."""
+    trials: tuple[Trial, ...]
+
+    @property
+    def best(self) -> Trial:
+        """The finished trial with the best validation accuracy, the first of several."""
+        return max((trial for trial in self.trials if trial.state == "complete"), key=lambda trial: trial.score)
+
+    @property
+    def budget(self) -> dict[str, float]:
+        """What the search has cost."""
+        costs = ("steps", "images", "evaluations", "seconds")
+        spent = {name: sum(getattr(trial, name) for trial in self.trials) for name in costs}
+        return {"trials": len(self.trials), "pruned": sum(t.state == "pruned" for t in self.trials), **spent}
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Settings for several optimizers, found with the same number of trials on images that are not test images."""
+
+    method: str
+    data: str
+    protocol: Protocol
+    metric: Metric
+    """Number that was maximised, on validation images."""
+    seeds: tuple[int, ...]
+    """Seeds of the trials; final runs must have others."""
+    num_trials: int
+    shared: Layer
+    """What all runs share, as for `resolve_config`."""
+    ranges: Mapping[str, Mapping[str, Any]]
+    """By optimizer and key: what was searched."""
+    optimizers: Mapping[str, Tuned]
+
+    @property
+    def settings(self) -> dict[str, Settings]:
+        """The chosen settings by optimizer, under dotted keys."""
+        return {name: tuned.best.settings for name, tuned in self.optimizers.items()}
+
+    def final_layer(self, chosen: Mapping[str, Any]) -> Layer:
+        """Return what final runs share: that of the trials, but measured on test images, with changes of one's own.
+
+        Raises:
+            ConfigError: If a change concerns a key that was tuned.
+        """
+        for key in dict.fromkeys(key for settings in self.settings.values() for key in settings):
+            section, _, name = key.partition(".")
+            if name in (chosen.get(section) or {}):
+                raise ConfigError(f"{key} was tuned for each optimizer; leave it out, or compare without --tuned.")
+        return merge(self.shared, {"data": {"evaluate": "test"}}, chosen)
+
+    def check_seeds(self, seeds: Sequence[int]) -> None:
+        """Refuse seeds that settings were chosen by.
+
+        Raises:
+            ConfigError: If there are any.
+        """
+        used = sorted(set(seeds) & set(self.seeds))
+        if used:
+            raise ConfigError(
+                f"The settings were tuned with seed{'s' * (len(used) > 1)} {', '.join(map(str, used))}; "
+                "choose other seeds for the final runs."
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the content of ``tuned.json``."""
+        return {
+            "method": self.method,
+            "data": self.data,
+            "protocol": self.protocol,
+            "chosen_by": {"images": "validation", "metric": self.metric, "meaning": PROTOCOLS[self.protocol]},
+            "seeds": list(self.seeds),
+            "num_trials": self.num_trials,
+            "shared": self.shared,
+            "optimizers": {
+                name: {
+                    "settings": tuned.best.settings,
+                    "validation": tuned.best.score,
+                    "trial": tuned.best.number,
+                    "budget": tuned.budget,
+                    "ranges": self.ranges[name],
+                    "trials": [asdict(trial) for trial in tuned.trials],
+                }
+                for name, tuned in self.optimizers.items()
+            },
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Tuning:
+        """Take over what `to_dict` returned."""
+        found = {
+            name: Tuned(name, tuple(Trial(**{**trial, "runs": tuple(trial["runs"])}) for trial in entry["trials"]))
+            for name, entry in values["optimizers"].items()
+        }
+        return cls(
+            values["method"],
+            values["data"],
+            values["protocol"],
+            values["chosen_by"]["metric"],
+            tuple(values["seeds"]),
+            values["num_trials"],
+            values["shared"],
+            {name: entry["ranges"] for name, entry in values["optimizers"].items()},
+            found,
+        )
+
+    def write(self, path: Path) -> None:
+        """Write the file in one step."""
+        write_json(path, self.to_dict())
+
+
+def require_tuned(names: Sequence[str], tuning: Tuning) -> None:
+    """Refuse optimizers that no settings were found for.
+
+    Raises:
+        ConfigError: If there are any.
+    """
+    known = list(tuning.optimizers)
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"{name!r} was not tuned.{suggest(name, known)} Tuned: {', '.join(known)}.")
+
+
+def validation_score(tasks: Sequence[Mapping[str, Any]], metric: Metric) -> float:
+    """Return the validation accuracy of a run over the tasks that it has learned, from their records."""
+    accuracies = [float(next(iter(task["validation"].values()))["stage_accuracy"]) for task in tasks]
+    return mean(accuracies) if metric == "avg" else accuracies[-1]
+
+
+def read_tuning(path: str | Path) -> Tuning:
+    """Read ``tuned.json``.
+
+    Raises:
+        DataError: If it is not there, or is something else.
+    """
+    try:
+        return Tuning.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
+    except OSError as error:
+        raise DataError(f"The settings {str(path)!r} cannot be read: {error.strerror}.") from error
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DataError(f"{str(path)!r} was not written by cflat tune: {type(error).__name__} {error}.") from error
