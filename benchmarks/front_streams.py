@@ -152,24 +152,26 @@ STREAMS: dict[str, Bench] = {
         seconds=50.0,
         needs=("data_root", "weights"),
     ),
-    # A ResNet-32 from scratch at 16 px, a quarter of the arithmetic of 32 px: four tasks of two classes, 50 images per
-    # class, padded crops and flips, 40 epochs with cosine, so that the loss ends low in spite of augmentation.
+    # A ResNet-8 from scratch at 16 px: four tasks of two classes, 80 images per class left for training, padded crops
+    # and flips, 60 epochs with cosine: 1,300 steps. After 40 epochs the loss of the first task was 0.09 in spite of
+    # augmentation (that of later tasks contains distillation, which has no floor at 0). A ResNet-32 took 40 s for 620
+    # steps, after which it had learned nothing.
     "icarl": Bench(
-        "CIFAR-100 at 16 px, ResNet-32 from scratch, iCaRL, augmentation",
+        "CIFAR-100 at 16 px, ResNet-8 from scratch, iCaRL, augmentation",
         {
             **_RUN,
             "preset": "cpu",
             "method": {"name": "icarl", "memory_per_class": 5},
-            "data": {"name": "cifar100", "train_per_class": 50, "test_per_class": 50, "validation_per_class": 20},
+            "data": {"name": "cifar100", "train_per_class": 80, "test_per_class": 50, "validation_per_class": 20},
             "stream": {"scenario": "class", "initial": 2, "increment": 2, "max_tasks": 4},
-            "backbone": {"name": "resnet32", "weights": "random", "image_size": 16, "inputs": "cifar"},
-            "train": {"epochs": 40, "batch_size": 16, "eval_batch_size": 128},
+            "backbone": {"name": "resnet8", "weights": "random", "image_size": 16, "inputs": "cifar"},
+            "train": {"epochs": 60, "batch_size": 32, "eval_batch_size": 128},
             "base": {"name": "sgd", "momentum": 0.9, "schedule": "cosine"},
         },
-        rates=(0.01, 0.2),
+        rates=(0.02, 0.4),
         radii=(0.02, 0.4),
         seeds=5,
-        seconds=60.0,
+        seconds=35.0,
         needs=("data_root",),
     ),
 }

@@ -17,6 +17,7 @@ from cflat.nn.heads import NearestMeanHead
 SHAPES = [
     ("resnet18", 64, 512, "resnet"),
     ("resnet34_cifar", 32, 512, "resnet"),
+    ("resnet8", 16, 64, "resnet"),
     ("resnet32", 32, 64, "resnet"),
     ("small_cnn", 8, 64, "other"),
     ("mlp", 8, 256, "other"),
@@ -57,10 +58,10 @@ def test_cifar_stem_keeps_the_resolution() -> None:
     assert imagenet.model.forward_features(images).shape[-1] == 1
 
 
-def test_resnet32_has_the_published_size() -> None:
-    # He et al. 2016, table 6: 0.46 M parameters with the 10-way head; shortcuts have none.
-    num_parameters = sum(p.numel() for p in create_backbone("resnet32").parameters())
-    assert num_parameters == 463_504
+@pytest.mark.parametrize(("name", "size"), [("resnet8", 74_640), ("resnet32", 463_504)])
+def test_cifar_resnets_have_the_published_size(name: str, size: int) -> None:
+    # He et al. 2016, table 6: ResNet-32 has 0.46 M parameters with the 10-way head; shortcuts have none.
+    assert sum(p.numel() for p in create_backbone(name).parameters()) == size
 
 
 def test_data_configs_come_with_the_weights() -> None:

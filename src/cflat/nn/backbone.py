@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from cflat._errors import DataError, check
 from cflat._registry import Registry
-from cflat.nn.small import ResNet32, SmallCNN
+from cflat.nn.small import ResNet8, ResNet32, SmallCNN
 from cflat.nn.vectors import MLP, Identity
 from cflat.nn.weights import load_weights_
 
@@ -270,17 +270,12 @@ for _depth in (18, 34):
             std=_CIFAR_STD,
         ),
     )
-_BACKBONES.add(
-    "resnet32",
-    BackboneSpec(
-        "CIFAR ResNet-32, 64 features",
-        "resnet",
-        build=_convolutional(ResNet32),
-        image_size=32,
-        mean=_CIFAR_MEAN,
-        std=_CIFAR_STD,
-    ),
-)
+for _name, _network, _text in (
+    ("resnet8", ResNet8, "CIFAR ResNet-8, 64 features: from scratch in a minute on a CPU"),
+    ("resnet32", ResNet32, "CIFAR ResNet-32, 64 features"),
+):
+    _build = _convolutional(_network)
+    _BACKBONES.add(_name, BackboneSpec(_text, "resnet", build=_build, image_size=32, mean=_CIFAR_MEAN, std=_CIFAR_STD))
 _BACKBONES.add(
     "small_cnn",
     BackboneSpec("four convolutions, 64 features, for digits", build=_convolutional(SmallCNN), image_size=8),
