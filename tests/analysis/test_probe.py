@@ -92,9 +92,9 @@ def test_evaluations_and_trigger_rates_are_counted():
     assert found.row(0.1, "SAM").evaluations_per_step == 2
     assert math.isnan(found.row(0.1, "SAM").flatness_rate)
     # exact in the first step (empty cache), then whenever j mod 5 = 0: 5 of 20 steps with four evaluations
-    assert found.row(0.1, "reuse only").evaluations_per_step == pytest.approx((5 * 4 + 15 * 2) / 20)
-    assert found.row(0.1, "reuse only").sharpness_rate == 1.0
-    turbo = found.row(0.1, "Turbo")
+    assert found.row(0.1, "reuse only, paper").evaluations_per_step == pytest.approx((5 * 4 + 15 * 2) / 20)
+    assert found.row(0.1, "reuse only, paper").sharpness_rate == 1.0
+    turbo = found.row(0.1, "Turbo paper")
     assert 0 <= turbo.sharpness_rate <= 1
     assert turbo.evaluations_per_step < 4
 

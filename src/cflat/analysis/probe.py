@@ -46,6 +46,10 @@ class ProbeRow:
     """Cosine with exact C-Flat at this radius."""
     error_exact: float
     """|update - exact| / |exact|; for the rows "reuse only" over steps that reuse."""
+    surrogate_error: float
+    """|d^ - d| / |d|, over all steps: d is what C-Flat adds to the gradient, d^ what this row adds. Plain: 1."""
+    surrogate_error_orthogonal: float
+    """The same for the parts orthogonal to the gradient, which are no mere change of the learning rate."""
     sharpness_rate: float
     """Share of steps in which the sharpness branch was on; NaN for optimizers without one."""
     flatness_rate: float
@@ -83,7 +87,7 @@ class ProbeResult:
 class Probe:
     """Compare the directions of optimizers along a training run; `look` before each of its steps.
 
-    Costs about 14 evaluations per radius and step. Holds the caches of Turbo and the recorder for each radius.
+    Costs about 18 evaluations per radius and step. Holds the caches of Turbo and the recorder for each radius.
 
     Args:
         params: The parameters that are trained.
@@ -136,7 +140,9 @@ class Probe:
         stability = [lane.stability(self.interval) for lane in self._lanes]
         exact = {row.rho: row.cosine_plain for row in rows if row.optimizer == EXACT}
         verdict, suggested = _judge(exact, first=self._lanes[0].rho)
-        return ProbeResult(self.steps, rows, stability, verdict + _judge_reuse(stability[0]), suggested)
+        first = [row for row in rows if row.rho == self._lanes[0].rho]
+        said = verdict + _judge_reuse(stability[0]) + _judge_surrogates(first)
+        return ProbeResult(self.steps, rows, stability, said, suggested)
 
 
 def probe(
@@ -209,12 +215,15 @@ class _Lane:
         self.recorder.attach(self.exact.optimizer)
         self.others = {
             "SAM": Shadow("sam", params, model, rho=rho),
-            "Turbo": Shadow("c_flat_turbo", params, model, **turbo),
+            "LookSAM": Shadow("looksam", params, model, rho=rho, k=k),
+            "Turbo": Shadow("c_flat_turbo", params, model, rho=rho, lam=lam),
+            "Turbo measured": Shadow("c_flat_turbo", params, model, rules="measured", **turbo),
             "Turbo steady": Shadow("c_flat_turbo", params, model, rules="steady", **turbo),
-            "reuse only": Shadow("c_flat_turbo", params, model, trigger=False, **turbo),
+            "Turbo paper": Shadow("c_flat_turbo", params, model, rules="paper", **turbo),
             "reuse only, steady": Shadow("c_flat_turbo", params, model, trigger=False, rules="steady", **turbo),
+            "reuse only, paper": Shadow("c_flat_turbo", params, model, trigger=False, rules="paper", **turbo),
         }
-        self.seen: dict[str, list[tuple[float, float, float, float]]] = {name: [] for name in (EXACT, *self.others)}
+        self.seen: dict[str, list[tuple[float, ...]]] = {name: [] for name in (EXACT, *self.others)}
 
     def look(self, closure: Callable[[], Any], g: Vector) -> None:
         """Compare all contenders on one batch."""
@@ -241,19 +250,20 @@ class _Lane:
         return Stability(self.rho, interval, means)
 
     def _note(self, name: str, direction: Vector, g: Vector, exact: Vector, *, counts_error: bool) -> None:
-        error = direction.minus(exact).norm / (exact.norm + EPS) if counts_error else math.nan
-        self.seen[name].append((_cosine(direction, g), direction.norm / g.norm, _cosine(direction, exact), error))
+        difference = direction.minus(exact)
+        error = difference.norm / (exact.norm + EPS) if counts_error else math.nan
+        errors = _surrogate_errors(difference, exact.minus(g), g)
+        numbers = (_cosine(direction, g), direction.norm / g.norm, _cosine(direction, exact), error, *errors)
+        self.seen[name].append(numbers)
 
     def _row(self, name: str, shadow: Shadow) -> ProbeRow:
         counters = shadow.optimizer.telemetry
-        cosine_plain, norm_ratio, cosine_exact, error = (_mean(column) for column in zip(*self.seen[name], strict=True))
+        means = [_mean(column) for column in zip(*self.seen[name], strict=True)]
         rates = [
             1 - counter.skipped / total if (total := counter.refreshed + counter.reused + counter.skipped) else math.nan
             for counter in (counters.sharpness, counters.flatness)
         ]
-        return ProbeRow(
-            self.rho, name, counters.evaluations_per_step, cosine_plain, norm_ratio, cosine_exact, error, *rates
-        )
+        return ProbeRow(self.rho, name, counters.evaluations_per_step, *means, *rates)
 
 
 def _judge(cosines: dict[float, float], first: float) -> tuple[str, float | None]:
@@ -285,6 +295,23 @@ def _judge_reuse(stability: Stability) -> str:
     return f" Cached directions do not last, {numbers}: reuse is a regularizer here, not an approximation of C-Flat."
 
 
+def _judge_surrogates(rows: Sequence[ProbeRow]) -> str:
+    """Say which rules are nearer to C-Flat than plain training, and which are not."""
+    rules = [row for row in rows if row.optimizer not in (EXACT, "SAM") and not math.isnan(row.surrogate_error)]
+    if not rules:
+        return ""
+    own = next(row for row in rules if row.optimizer == "Turbo")
+    farther = [row for row in rules if row.surrogate_error >= 1]
+    said = (
+        f" What Turbo adds to the gradient is {own.surrogate_error:.2f} of C-Flat's increment away from it at "
+        f"{own.evaluations_per_step:.2f} evaluations per step; plain training has 1."
+    )
+    if not farther:
+        return said
+    names = ", ".join(f"{row.optimizer} ({row.surrogate_error:.2f})" for row in farther)
+    return f"{said} Farther than plain training: {names}."
+
+
 def _advice(useful: list[float], first: float, cosine: float) -> tuple[str, float | None]:
     if useful:
         rho = min(useful)
@@ -298,6 +325,16 @@ def _advice(useful: list[float], first: float, cosine: float) -> tuple[str, floa
 def _change(cosine: float) -> float:
     """The distance of two unit vectors."""
     return math.sqrt(max(0.0, 2 - 2 * cosine))
+
+
+def _surrogate_errors(difference: Vector, d: Vector, g: Vector) -> tuple[float, float]:
+    """Return |d^ - d| / |d|, where ``difference`` is d^ - d, and the same across g; NaN where C-Flat adds nothing."""
+    if d.norm == 0:
+        return math.nan, math.nan
+    error = difference.norm / d.norm
+    across = difference.clone().remove_along_(g, float(dot(difference, g))).norm
+    whole = d.clone().remove_along_(g, float(dot(d, g))).norm
+    return error, across / whole if whole > EPS * d.norm else math.nan
 
 
 def _cosine(left: Vector, right: Vector) -> float:

@@ -38,6 +38,7 @@ class Shadow:
         """Evaluate as the optimizer would and return its direction; None if it met Inf or NaN."""
         params = self.optimizer.all_params()
         before = [(param, param.grad) for param in params]
+        self.optimizer.zero_grad()  # what the training loop has accumulated is none of the shadow's business
         random = RandomGuard(is_enabled=True)
         random.start(param.device for param in params)
         self._buffers.start()

@@ -115,7 +115,8 @@ def _show(found: ProbeResult, method: str, data: str) -> None:
         [
             f"{row.rho:g}",
             row.optimizer,
-            *(_number(value, 4) for value in (row.cosine_plain, row.norm_ratio, row.cosine_exact, row.error_exact)),
+            *(_number(value, 4) for value in (row.cosine_plain, row.norm_ratio, row.cosine_exact)),
+            *(_number(value, 2) for value in (row.surrogate_error, row.surrogate_error_orthogonal)),
             *(_number(100 * value, 0) for value in (row.sharpness_rate, row.flatness_rate)),
             f"{row.evaluations_per_step:.2f}",
         ]
@@ -128,14 +129,17 @@ def _show(found: ProbeResult, method: str, data: str) -> None:
         "cos plain",
         "length",
         "cos C-Flat",
-        "error",
+        "e",
+        "e across g",
         "sharpness on %",
         "flatness on %",
         "evaluations/step",
     ]
     out.print(table(f"{method} on {data}: means over {found.steps} steps", columns, rows, num_text=2))
     out.print(
-        "  cos plain, length: with and over the plain gradient; cos C-Flat, error: with exact C-Flat at that radius"
+        "  cos plain, length: with and over the plain gradient; cos C-Flat: with exact C-Flat at that radius\n"
+        "  e: distance of what is added to the gradient from what C-Flat adds, relative to it (plain training: 1);\n"
+        "  e across g: the same orthogonally to the gradient"
     )
     for entry in sorted(found.stability, key=lambda entry: entry.rho):
         turns = ", ".join(f"{name} {_number(value, 3)}" for name, value in entry.cosines.items())
