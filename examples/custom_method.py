@@ -71,5 +71,5 @@ for name in ("none", "c_flat_turbo"):
         inputs=Inputs(train_transform("none", 8), eval_transform("none", 8)),
     )
     accuracy = result.accuracy["logits"]
-    cost = result.cost["evaluations_per_step"]
+    cost = result.cost.evaluations_per_step
     print(f"{name:<13} avg {accuracy.avg:.1%}  last {accuracy.last:.1%}  {cost:.2f} evaluations/step")

@@ -12,6 +12,7 @@ from cflat.methods import Method, StreamInfo, create_method, get_method_spec
 from cflat.nn.backbone import create_backbone
 from cflat.train import (
     BaseSettings,
+    EpochRecord,
     Inputs,
     Observer,
     OptimizerChoice,
@@ -84,3 +85,9 @@ def tiny_run(
         observer=observer,
         should_stop=should_stop,
     )
+
+
+def an_epoch(**values) -> EpochRecord:
+    """Return the record of an epoch in which nothing much happened."""
+    counters = {"steps": 4, "evaluations": 8, "sharpness": {}, "flatness": {}, "cache_age": {}}
+    return EpochRecord(**{"task": 0, "phase": "train", "epoch": 0, "loss": 1.0, **counters, **values})

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BeforeValidator, ConfigDict, Field, Strict
+from pydantic import AllowInfNan, BeforeValidator, ConfigDict, Field, Strict
 from pydantic.dataclasses import dataclass
 from pydantic_core import PydanticCustomError
 from typing_extensions import dataclass_transform
@@ -15,6 +16,7 @@ __all__ = [
     "CountOrZero",
     "Flag",
     "Fraction",
+    "Measured",
     "NotNegative",
     "Number",
     "Pixels",
@@ -48,6 +50,8 @@ Positive = Annotated[float, Field(gt=0), _NOT_BOOL]
 NotNegative = Annotated[float, Field(ge=0), _NOT_BOOL]
 Fraction = Annotated[float, Field(ge=0, lt=1), _NOT_BOOL]
 Share = Annotated[float, Field(ge=0, le=1), _NOT_BOOL]
+Measured = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value), AllowInfNan(True)]
+"""A result that may be NaN; JSON holds null then."""
 Flag = Annotated[bool, Strict()]
 
 

@@ -97,7 +97,7 @@ def test_only_the_first_task_trains(name, stream):
     trained = {key: value.clone() for key, value in method.network.state_dict().items()}
     again = tiny_method(name, stream)
     result = tiny_run(again, stream)
-    assert result.cost["steps"] == 2 * -(-len(stream.tasks[0].train) // 16)
+    assert result.cost.steps == 2 * -(-len(stream.tasks[0].train) // 16)
     assert again.network.head.num_classes == stream.tasks[0].num_classes
     assert trained.keys() == again.network.state_dict().keys()
     for key, value in again.network.state_dict().items():

@@ -61,5 +61,5 @@ def test_without_adapters_the_backbone_is_used_as_it_is():
     method = tiny_method("ranpac", stream, config=EXACT)
     result = tiny_run(method, stream)
     images = torch.rand(2, 3, 8, 8)
-    assert result.cost["steps"] == 0
+    assert result.cost.steps == 0
     torch.testing.assert_close(method.network.eval().features(images), method.network.backbone(images))

@@ -30,7 +30,7 @@ def test_nothing_is_trained():
     method = tiny_method("simplecil", stream)
     before = {key: value.clone() for key, value in method.network.state_dict().items()}
     result = tiny_run(method, stream, optimizer="c_flat")
-    assert result.cost["steps"] == result.cost["evaluations"] == 0
+    assert result.cost.steps == result.cost.evaluations == 0
     assert all(torch.equal(value, before[key]) for key, value in method.network.state_dict().items())
 
 

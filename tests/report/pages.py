@@ -15,6 +15,7 @@ from cflat.config.presets import resolve_config
 from cflat.config.run_config import RunConfig
 from cflat.metrics import AccuracyMatrix
 from cflat.runs.folder import RunFolder, RunSummary
+from cflat.train import Cost
 
 NUM_TASKS = 5
 
@@ -80,22 +81,23 @@ def write_run(
         lines += [_epoch(task, epoch, numbers) for epoch in range(num_epochs)]
         matrix = matrix.with_stage(numbers.integers(30, 50, task + 1))
         score = {"stage_accuracy": float(matrix.stage_accuracy[-1]), "per_task": matrix.per_task.tolist()}
-        lines.append({"event": "task", "task": task, "name": f"task {task}", "cnn": score})
+        lines.append({"event": "task", "task": task, "name": f"task {task}", "scores": {"cnn": score}})
     run.metrics_file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     if is_finished:
-        cost = {
-            "steps": 100,
-            "images_per_second": float(numbers.integers(100, 900)),
-            "evaluations": 250,
-            "evaluations_per_step": 2.5,
-            "evaluations_by_kind": {"sharpness.refreshed": 20, "sharpness.reused": 80},
-            "nonfinite_steps": 0,
-            "step_seconds": 0.1,
-            "data_seconds": 0.0,
-            "peak_memory_bytes": 1 << 30,
-            "trainable_parameters": 1000,
-            "flops": 1e12,
-        }
+        cost = Cost(
+            steps=100,
+            images=1600,
+            images_per_second=float(numbers.integers(100, 900)),
+            evaluations=250,
+            evaluations_per_step=2.5,
+            evaluations_by_kind={"sharpness.refreshed": 20, "sharpness.reused": 80},
+            nonfinite_steps=0,
+            step_seconds=0.1,
+            data_seconds=0.0,
+            peak_memory_bytes=1 << 30,
+            trainable_parameters=1000,
+            flops=1e12,
+        )
         run.write(run.summary_file, RunSummary(config, {"cnn": matrix}, cost, 12.0, 10).to_dict())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -15,18 +16,25 @@ from cflat.config.documents import parse_overrides
 from cflat.config.presets import resolve_config
 from cflat.metrics import AccuracyMatrix
 from cflat.runs.folder import MetricsLog, RunFolder, RunSummary, find_runs
-from cflat.train import RunResult
+from cflat.train import Cost, RunResult
+from cflat.train.records import read_records
+from runs import an_epoch
 
 CONFIG = resolve_config(parse_overrides(["method=icarl", "data=digits", "preset=smoke", "optimizer=c_flat"]))
-COST = {
-    "images_per_second": 10.0,
-    "evaluations_per_step": 4.0,
-    "step_seconds": 0.1,
-    "data_seconds": 0.01,
-    "peak_memory_bytes": 1,
-    "trainable_parameters": 2,
-    "flops": 3.0,
-}
+COST = Cost(
+    steps=5,
+    images=50,
+    images_per_second=10.0,
+    evaluations=20,
+    evaluations_per_step=4.0,
+    evaluations_by_kind={"flatness.refreshed": 5},
+    nonfinite_steps=0,
+    step_seconds=0.1,
+    data_seconds=0.01,
+    peak_memory_bytes=1,
+    trainable_parameters=2,
+    flops=3.0,
+)
 KEYS = (
     *("method", "data", "optimizer", "preset", "seed", "scenario", "avg", "last", "forgetting", "accuracy_matrix"),
     *("stage_accuracy", "images_per_second", "evaluations_per_step", "step_seconds", "data_seconds"),
@@ -92,18 +100,19 @@ def test_runs_are_found_below_a_folder(folder: RunFolder) -> None:
 def test_the_log_is_cut_back_to_the_checkpoint(tmp_path: Path) -> None:
     with closing(MetricsLog(tmp_path / "metrics.jsonl")) as first:
         first.on_run_start(2, 0)
-        first.on_epoch({"epoch": 0})
+        first.on_epoch(an_epoch(epoch=0))
         saved = first.state()
-        first.on_epoch({"epoch": 1})
+        first.on_epoch(an_epoch(epoch=1))
     with first.path.open("a") as file:
         file.write('{"epoch": 2, "half')
     with closing(MetricsLog(first.path)) as second:
         second.load(saved)
         second.on_run_start(2, 0)
-        second.on_epoch({"epoch": 1, "loss": float("nan")})
+        second.on_epoch(an_epoch(epoch=1, loss=float("nan")))
     records = [json.loads(line) for line in first.path.read_text().splitlines()]
     assert [record["epoch"] for record in records] == [0, 1]
     assert records[1]["loss"] is None
+    assert math.isnan(read_records(records)[1].loss)
     assert second.seconds >= saved["seconds"]
 
 
@@ -128,7 +137,7 @@ def test_a_log_that_lost_or_changed_lines_is_refused(
     path = tmp_path / "metrics.jsonl"
     with closing(MetricsLog(path)) as log:
         log.on_run_start(2, 0)
-        log.on_epoch({"epoch": 7})
+        log.on_epoch(an_epoch(epoch=7))
         saved = log.state()
     path.write_text(damage(path.read_text()))
     with closing(MetricsLog(path)) as log:
@@ -151,7 +160,7 @@ def test_nothing_is_saved_beside_a_log_that_is_another(event: str, tmp_path: Pat
         with pytest.raises(DataError, match="removed or changed by somebody else"):
             log.state()
         with pytest.raises(DataError, match="removed or changed by somebody else"):
-            log.on_epoch({"epoch": 0})
+            log.on_epoch(an_epoch(epoch=0))
 
 
 def test_a_log_that_is_a_folder_is_one_sentence(tmp_path: Path) -> None:

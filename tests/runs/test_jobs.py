@@ -42,7 +42,7 @@ def learned(summary: RunSummary) -> dict:
     """What a run gives apart from its speed."""
     counted = ("evaluations", "steps", "evaluations_per_step", "trainable_parameters", "evaluations_by_kind")
     matrices = {name: matrix.to_dict() for name, matrix in summary.accuracy.items()}
-    return {"config": summary.config, "accuracy": matrices, **{name: summary.cost[name] for name in counted}}
+    return {"config": summary.config, "accuracy": matrices, **{name: getattr(summary.cost, name) for name in counted}}
 
 
 def last_losses(out: Path) -> list[float]:

@@ -338,4 +338,4 @@ def test_a_killed_sweep_goes_on_to_the_same_result(tmp_path: Path) -> None:
     assert (out / "none-seed0" / "summary.json").stat().st_mtime_ns == finished
     for found, expected in zip(resumed.rows, whole.rows, strict=True):
         assert found.summaries[0].headline == expected.summaries[0].headline
-        assert found.summaries[0].cost["evaluations"] == expected.summaries[0].cost["evaluations"]
+        assert found.summaries[0].cost.evaluations == expected.summaries[0].cost.evaluations

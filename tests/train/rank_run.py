@@ -40,7 +40,7 @@ def main(out: str, optimizer: str, batch_size: str) -> None:
     )
     weights = torch.cat([parameter.detach().reshape(-1) for parameter in parts.method.network.parameters()])
     accuracy = {name: matrix.to_dict() for name, matrix in result.accuracy.items()}
-    evaluations = result.cost["evaluations_per_step"]
+    evaluations = result.cost.evaluations_per_step
     torch.save({"weights": weights, "accuracy": str(accuracy), "evaluations": evaluations}, f"{out}.{runtime.rank}")
 
 

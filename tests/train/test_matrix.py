@@ -15,10 +15,10 @@ def test_every_optimizer_trains_every_method(method, optimizer):
     for matrix in result.accuracy.values():
         assert matrix.num_stages == 2
         assert 0 <= matrix.last <= 1
-    trained = result.cost["steps"] > 0
-    assert result.cost["evaluations"] >= result.cost["steps"]
-    assert (result.cost["flops"] > 0) == trained
-    assert result.cost["nonfinite_steps"] == 0
+    trained = result.cost.steps > 0
+    assert result.cost.evaluations >= result.cost.steps
+    assert (result.cost.flops > 0) == trained
+    assert result.cost.nonfinite_steps == 0
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_digits_are_learned_and_finetune_forgets_them():
 def test_evaluations_are_those_of_the_optimizer():
     stream = tiny_stream()
     cost = tiny_run(tiny_method("replay", stream), stream, optimizer="c_flat", epochs=2).cost
-    assert cost["evaluations_per_step"] == 4
-    assert cost["evaluations_by_kind"]["flatness.refreshed"] == cost["steps"]
-    assert cost["images_per_second"] > 0
-    assert cost["trainable_parameters"] > 0
+    assert cost.evaluations_per_step == 4
+    assert cost.evaluations_by_kind["flatness.refreshed"] == cost.steps
+    assert cost.images_per_second > 0
+    assert cost.trainable_parameters > 0

@@ -36,10 +36,10 @@ class Log(Observer):
         self.records = records
 
     def on_epoch(self, record):
-        self.records.append({key: record[key] for key in ("task", "epoch", "loss", "lr", "evaluations")})
+        self.records.append({key: getattr(record, key) for key in ("task", "epoch", "loss", "lr", "evaluations")})
 
     def on_task_end(self, record):
-        self.records.append(record["task"])
+        self.records.append(record.task)
 
     def state(self):
         return {"length": len(self.records)}
@@ -79,8 +79,8 @@ def assert_same(one, other):
     for key, value in state_a.items():
         assert torch.equal(value, state_b[key]), key
     assert result_a.accuracy == result_b.accuracy
-    assert result_a.cost["evaluations"] == result_b.cost["evaluations"]
-    assert result_a.cost["evaluations_by_kind"] == result_b.cost["evaluations_by_kind"]
+    assert result_a.cost.evaluations == result_b.cost.evaluations
+    assert result_a.cost.evaluations_by_kind == result_b.cost.evaluations_by_kind
     assert log_a == log_b
 
 
@@ -124,4 +124,4 @@ def test_a_finished_run_resumes_to_its_result(tmp_path):
     first = tiny_run(tiny_method("icarl", stream), stream, folder=tmp_path)
     again = tiny_run(tiny_method("icarl", stream), stream, folder=tmp_path, resume=True)
     assert again.accuracy == first.accuracy
-    assert again.cost["steps"] == first.cost["steps"]
+    assert again.cost.steps == first.cost.steps

@@ -8,9 +8,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
-from cflat.optim._guards import BufferGuard, RandomGuard
-from cflat.optim._vectors import Vector, as_real, clone_all
-from cflat.optim._weights import data_of
+from cflat.optim.engine import BufferGuard, RandomGuard, Vector, as_real, clone_all, data_of
 
 __all__ = ["Loss", "Point"]
 

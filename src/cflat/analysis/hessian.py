@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from cflat._errors import check
 from cflat.analysis._krylov import Krylov, quadrature, rank
 from cflat.analysis._point import Loss, Point
-from cflat.optim._vectors import NonFiniteError, as_real
+from cflat.optim.engine import NonFiniteError, as_real
 
 __all__ = [
     "Density", "Eigen", "Estimate", "Hessian", "hessian_vector_product", "spectrum_density", "top_eigenvalues", "trace",

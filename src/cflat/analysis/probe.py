@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from cflat._errors import check
 from cflat.analysis.recorder import GradientRecorder
 from cflat.analysis.shadow import Shadow
-from cflat.optim._vectors import EPS, Vector, dot
+from cflat.optim.engine import EPS, Vector, dot
 
 __all__ = ["RADII", "Probe", "ProbeResult", "ProbeRow", "Stability", "probe"]
 

@@ -17,8 +17,7 @@ from torch import Tensor
 
 from cflat._errors import check
 from cflat.optim import SharpnessAware
-from cflat.optim._passes import Evaluation
-from cflat.optim._vectors import EPS, Vector
+from cflat.optim.engine import EPS, Evaluation, Vector
 
 __all__ = ["DRIFTING", "RATIO_EDGES", "GradientRecorder", "StepRecord", "derived_vectors", "ratio_histogram"]
 

@@ -9,9 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from cflat.optim import SharpnessAware, create_optimizer
-from cflat.optim._guards import BufferGuard, RandomGuard
-from cflat.optim._vectors import Vector, clone_all
-from cflat.optim._weights import data_of
+from cflat.optim.engine import BufferGuard, RandomGuard, Vector, clone_all, data_of
 
 __all__ = ["Shadow"]
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from cflat._errors import check
 from cflat.analysis._point import Loss, Point
 from cflat.analysis.hessian import Hessian
-from cflat.optim._vectors import EPS, Vector, as_real
+from cflat.optim.engine import EPS, Vector, as_real
 
 __all__ = ["Terms", "ascend_terms", "measure_terms"]
 

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.progress import (
@@ -21,7 +20,7 @@ from rich.progress import (
 
 from cflat.cli.output import percent
 from cflat.data import Outline, Task
-from cflat.train import Observer
+from cflat.train import EpochRecord, Observer, TaskRecord
 from cflat.train.observer import StepEvent
 
 __all__ = ["BarProgress", "LineProgress", "RunClock", "close_all", "count_images", "make_progress"]
@@ -127,17 +126,17 @@ class _Progress(Observer):
     def _place(self, task: int, name: str) -> str:
         return f"task {task + 1}/{self.num_tasks} ({self._outline.title_of(task) if self._outline else name})"
 
-    def _describe(self, record: dict[str, Any]) -> str:
+    def _describe(self, record: TaskRecord) -> str:
         """Return one line about a finished task: all scores, speed and evaluations, and how long the rest takes."""
-        self.clock.on_task_end(record["task"])
+        self.clock.on_task_end(record.task)
         scores = ", ".join(
-            f"{name} {percent(value['stage_accuracy'])} %"
-            for name, value in record.items()
-            if isinstance(value, dict) and "stage_accuracy" in value
+            f"{label}{name} {percent(score.stage_accuracy)} %"
+            for label, found in (("", record.scores), ("validation ", record.validation))
+            for name, score in found.items()
         )
         facts = [
-            f"{self._place(record['task'], record['name'])}: {scores}",
-            f"{record['images_per_second']:.0f} img/s, {record['evaluations_per_step']:.2f} eval/step",
+            f"{self._place(record.task, record.name)}: {scores}",
+            f"{record.images_per_second:.0f} img/s, {record.evaluations_per_step:.2f} eval/step",
             self.clock.left,
         ]
         return "; ".join(fact for fact in facts if fact)
@@ -160,19 +159,19 @@ class LineProgress(_Progress):
         """Keep count."""
         self.clock.on_step(event)
 
-    def on_epoch(self, record: dict[str, Any]) -> None:
+    def on_epoch(self, record: EpochRecord) -> None:
         """Say the loss."""
         if self.every_epoch:
-            evaluations = record["evaluations"] / max(1, record["steps"])
-            phase = "" if record["phase"] == "train" else f" {record['phase']}"
+            evaluations = record.evaluations / max(1, record.steps)
+            phase = "" if record.phase == "train" else f" {record.phase}"
             facts = [
-                f"task {record['task'] + 1}/{self.num_tasks}{phase} epoch {record['epoch'] + 1}: "
-                f"loss {record['loss']:.4f}, {evaluations:.2f} eval/step",
+                f"task {record.task + 1}/{self.num_tasks}{phase} epoch {record.epoch + 1}: "
+                f"loss {record.loss:.4f}, {evaluations:.2f} eval/step",
                 self.clock.left,
             ]
             self._say(", ".join(fact for fact in facts if fact))
 
-    def on_task_end(self, record: dict[str, Any]) -> None:
+    def on_task_end(self, record: TaskRecord) -> None:
         """Say the accuracy."""
         self._say(self._describe(record))
 
@@ -229,10 +228,10 @@ class BarProgress(_Progress):
         phase = "training" if event.phase == "train" else event.phase
         self._tell(f"{place} {phase}, epoch {event.epoch + 1}/{event.num_epochs}", "  ".join(f for f in facts if f))
 
-    def on_task_end(self, record: dict[str, Any]) -> None:
+    def on_task_end(self, record: TaskRecord) -> None:
         """Print the accuracy above the bar; after the last task, take the bar away."""
         self._bar.console.print(self.label + self._describe(record), highlight=False, soft_wrap=True)
-        if record["task"] + 1 == self.num_tasks:
+        if record.task + 1 == self.num_tasks:
             self.close()
 
     def close(self) -> None:

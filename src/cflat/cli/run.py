@@ -159,7 +159,7 @@ def _show(summary: RunSummary, folder: Path) -> None:
     out.print(
         f"{summary.value('images_per_second'):.0f} images/s, "
         f"{summary.value('evaluations_per_step'):.2f} evaluations/step, "
-        f"{summary.cost['peak_memory_bytes'] / 2**20:.0f} MiB, {summary.seconds:.1f} s"
+        f"{summary.cost.peak_memory_bytes / 2**20:.0f} MiB, {summary.seconds:.1f} s"
     )
     out.print(f"Results: {folder}")
     next_command(compare_command(config, ("none", "c_flat", "c_flat_turbo")))

@@ -104,6 +104,8 @@ def _explain(error: ValidationError, prefix: str) -> str:
     first = error.errors(include_url=False)[0]
     if first["type"] == "value_error":  # a check in the settings themselves; its message starts with a field's name
         return f"{prefix}{first['ctx']['error']}"
+    if first["type"] == "missing":
+        return f"{prefix}{first['loc'][0]} is missing."
     rule = first["msg"].removeprefix("Input should be ").rstrip(".")
     for theirs, ours in WORDS.items():
         rule = rule.replace(theirs, ours)

@@ -36,6 +36,10 @@ class Batch:
         """Return a batch that carries these named tensors as well."""
         return replace(self, extras={**self.extras, **extras})
 
+    def without_labels(self) -> Batch:
+        """Return the batch as a method may see it at test time: every label is -1."""
+        return replace(self, labels=torch.full_like(self.labels, -1))
+
     def to(self, device: torch.device | str) -> Batch:
         """Return the batch with every tensor on ``device``; copies from pinned memory do not block."""
         return Batch(

@@ -118,6 +118,9 @@ class Method(nn.Module):
         """Return what ``phase`` trains; by default every parameter of the network that asks for a gradient."""
         return [ParamGroup([p for p in self.network.parameters() if p.requires_grad])]
 
+    def enter_phase(self, task: Task, phase: Phase) -> None:
+        """Freeze and unfreeze what ``phase`` asks for; called whenever a phase begins or goes on after a restart."""
+
     def set_train_mode(self) -> None:
         """Switch the network to training mode; parts that are frozen stay in evaluation mode."""
         train_unfrozen_(self.network)
@@ -150,7 +153,7 @@ class Method(nn.Module):
     def predict(self, batch: Batch) -> dict[str, Tensor]:
         """Return scores over all classes seen so far, one tensor (B, classes) for each name in ``scores``.
 
-        Labels are in the batch for symmetry and must not be looked at; rows are keys for per-image caches.
+        The labels of the batch are hidden; its rows are keys for per-image caches.
         """
         raise NotImplementedError
 

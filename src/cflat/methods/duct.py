@@ -97,11 +97,14 @@ class DUCT(Method):
         """Return training of everything, then of the head on the merged backbone."""
         return Phase("train"), Phase("retrain", epochs=self.config.retrain_epochs)
 
+    def enter_phase(self, task: Task, phase: Phase) -> None:
+        """Freeze the backbone in all but the first phase."""
+        self.network.backbone.requires_grad_(phase.name == "train")
+
     def param_groups(self, task: Task, phase: Phase) -> list[ParamGroup]:
-        """Return the newest head rows and, in the first phase, the backbone, which is frozen otherwise."""
+        """Return the newest head rows and, in the first phase, the backbone."""
         head, backbone = self.network.head, self.network.backbone
         groups = [ParamGroup(list(head.parameters()), name="head")]
-        backbone.requires_grad_(phase.name == "train")
         if phase.name == "train":
             groups.append(ParamGroup(list(backbone.parameters()), self.config.backbone_lr_scale, "backbone"))
         return groups

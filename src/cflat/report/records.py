@@ -20,20 +20,12 @@ from cflat.figures.runs import OUTCOMES, Timeline
 from cflat.report.build import embed_json
 from cflat.report.model import Problem
 from cflat.runs.folder import RunFolder, RunSummary, find_runs
+from cflat.train import EpochRecord, TaskRecord
+from cflat.train.records import read_records as parse_records
 
 __all__ = ["RunRecord", "read_records"]
 
 BRANCHES = ("sharpness", "flatness")
-NEEDED_COSTS = (
-    "images_per_second",
-    "evaluations_per_step",
-    "evaluations",
-    "evaluations_by_kind",
-    "nonfinite_steps",
-    "peak_memory_bytes",
-    "flops",
-    "steps",
-)
 MALFORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError, RecursionError)
 
 
@@ -106,17 +98,8 @@ def _read(folder: RunFolder, name: str, problems: list[Problem]) -> RunRecord:
 
 
 def _summary(folder: RunFolder) -> RunSummary:
-    """Read the result, and make sure that it has every number that the report shows."""
+    """Read the result of a run that has one."""
     summary = folder.load_summary()
-    missing = [name for name in NEEDED_COSTS if name not in summary.cost]
-    if missing:
-        raise DataError(f"{str(folder.summary_file)!r} lacks the costs {', '.join(missing)}.")
-    kinds = summary.cost["evaluations_by_kind"]
-    if not isinstance(kinds, dict):
-        raise DataError(f"{str(folder.summary_file)!r}: evaluations_by_kind must hold counts, got {kinds!r:.80}.")
-    for name, value in {**summary.cost, **kinds}.items():
-        if name in (*NEEDED_COSTS, *kinds) and name != "evaluations_by_kind" and not isinstance(value, int | float):
-            raise DataError(f"{str(folder.summary_file)!r}: {name} must be a number, got {value!r:.80}.")
     if summary.headline.num_stages == 0:
         raise DataError(f"{str(folder.summary_file)!r} holds no accuracy: no task was finished.")
     return summary
@@ -125,22 +108,16 @@ def _summary(folder: RunFolder) -> RunSummary:
 def _history(folder: RunFolder, name: str) -> tuple[tuple[float, ...], Timeline | None]:
     if not folder.metrics_file.is_file():
         return (), None
-    records = folder.load_metrics()
     try:
-        stages = tuple(_stage_accuracy(record) for record in records if record["event"] == "task")
-        epochs = [record for record in records if record["event"] == "epoch"]
-        return stages, _timeline(name, epochs) if epochs else None
-    except MALFORMED as error:
+        records = parse_records(folder.load_metrics())
+    except DataError as error:
         raise DataError(f"{str(folder.metrics_file)!r} holds other records than those of a run: {error}.") from error
+    stages = tuple(record.headline.stage_accuracy for record in records if isinstance(record, TaskRecord))
+    epochs = [record for record in records if isinstance(record, EpochRecord)]
+    return stages, _timeline(name, epochs) if epochs else None
 
 
-def _stage_accuracy(record: Mapping[str, Any]) -> float:
-    parts = (record, record.get("validation", {}))  # those on test images first, if there are any
-    scores = [v for part in parts for v in part.values() if isinstance(v, dict) and "stage_accuracy" in v]
-    return _number(scores[0]["stage_accuracy"])
-
-
-def _timeline(name: str, epochs: list[dict[str, Any]]) -> Timeline:
+def _timeline(name: str, epochs: list[EpochRecord]) -> Timeline:
     """Turn counters that grow over a phase into what happened in each epoch."""
     counted = np.array([_counters(record) for record in epochs], dtype=float)
     starts = [index == 0 or _phase(epochs[index - 1]) != _phase(record) for index, record in enumerate(epochs)]
@@ -155,16 +132,16 @@ def _timeline(name: str, epochs: list[dict[str, Any]]) -> Timeline:
         for o, outcome in enumerate(OUTCOMES)
     }
     ages = {
-        branch: [_number(record["cache_age"].get(branch)) for record in epochs]
+        branch: [float(record.cache_age.get(branch, np.nan)) for record in epochs]
         for branch in BRANCHES
-        if any(branch in record["cache_age"] for record in epochs)
+        if any(branch in record.cache_age for record in epochs)
     }
-    errors = [_number(record.get("surrogate", {}).get("total", 0)) for record in epochs]
-    counts = [_number(record.get("surrogate", {}).get("count", 0)) for record in epochs]
+    errors = [float(record.surrogate.get("total", 0)) for record in epochs]
+    counts = [float(record.surrogate.get("count", 0)) for record in epochs]
     return Timeline(
         name,
         np.cumsum(grown[:, 0]).tolist(),
-        [_number(record["loss"]) for record in epochs],
+        [record.loss for record in epochs],
         (grown[:, 1] / steps).tolist(),
         shares,
         ages,
@@ -184,17 +161,14 @@ def _means_by_epoch(totals: list[float], counts: list[float], starts: list[bool]
     return [total / count if count else float("nan") for total, count in pairs]
 
 
-def _phase(record: Mapping[str, Any]) -> tuple[Any, Any]:
-    return record["task"], record["phase"]
+def _phase(record: EpochRecord) -> tuple[int, str]:
+    return record.task, record.phase
 
 
-def _counters(record: Mapping[str, Any]) -> list[float]:
-    outcomes = [float(record[branch][outcome]) for branch in BRANCHES for outcome in OUTCOMES]
-    return [float(record["steps"]), float(record["evaluations"]), *outcomes]
-
-
-def _number(value: Any) -> float:
-    return float("nan") if value is None else float(value)
+def _counters(record: EpochRecord) -> list[float]:
+    branches = {"sharpness": record.sharpness, "flatness": record.flatness}
+    outcomes = [branches[branch].get(outcome, 0) for branch in BRANCHES for outcome in OUTCOMES]
+    return [record.steps, record.evaluations, *outcomes]
 
 
 def _figure(file: Path, name: str, problems: list[Problem]) -> FigureData | None:

@@ -67,9 +67,9 @@ def cost_table(groups: Sequence[Group]) -> Table:
                 _kinds(group, "sharpness"),
                 _kinds(group, "flatness"),
                 _surrogate(group),
-                _number(_over_runs(group, lambda r: float(r.cost["nonfinite_steps"])), 0, bare=True),
-                _number(_over_runs(group, lambda r: r.cost["peak_memory_bytes"] / 2**20), 0, bare=True),
-                _number(_over_runs(group, lambda r: r.cost["flops"] / 1e12), 3, bare=True),
+                _number(_over_runs(group, lambda r: r.cost.nonfinite_steps), 0, bare=True),
+                _number(_over_runs(group, lambda r: r.cost.peak_memory_bytes / 2**20), 0, bare=True),
+                _number(_over_runs(group, lambda r: r.cost.flops / 1e12), 3, bare=True),
                 _number(_over_runs(group, lambda r: r.seconds), 1, bare=True),
             )
         )
@@ -121,7 +121,7 @@ def _difference(group: Group, reference: Group) -> Cell:
 
 
 def _kinds(group: Group, branch: str) -> Cell:
-    by_run = [record.summary.cost["evaluations_by_kind"] for record in group.records if record.summary is not None]
+    by_run = [record.summary.cost.evaluations_by_kind for record in group.records if record.summary is not None]
     means = [spread([counts.get(f"{branch}.{kind}", 0) for counts in by_run]).mean for kind in KINDS]
     return Cell(" / ".join(f"{mean:.0f}" for mean in means), means[0]) if any(means) else Cell("-")
 
@@ -142,12 +142,10 @@ def surrogate_words(group: Group) -> str:
 def _surrogate(group: Group) -> Cell:
     """Return the mean error of a group's surrogates; old summaries have none."""
     costs = [record.summary.cost for record in group.finished if record.summary is not None]
-    errors = [cost["surrogate_error"] for cost in costs if cost.get("surrogate_error") is not None]
+    errors = [cost.surrogate_error for cost in costs if cost.surrogate_error is not None]
     if not errors:
         return Cell("-")
-    across = [
-        cost["surrogate_error_orthogonal"] for cost in costs if cost.get("surrogate_error_orthogonal") is not None
-    ]
+    across = [cost.surrogate_error_orthogonal for cost in costs if cost.surrogate_error_orthogonal is not None]
     mean = spread(errors).mean
     return Cell(f"{mean:.2f} ({spread(across).mean:.2f})" if across else f"{mean:.2f}", mean)
 

@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -21,9 +21,10 @@ from cflat._errors import CFlatError, DataError
 from cflat._files import plain_values, read_text, write_json
 from cflat.config.documents import read_document
 from cflat.config.run_config import RunConfig, parse_config
+from cflat.config.validation import parse_section
 from cflat.data import Outline, Split
 from cflat.metrics import METRICS, AccuracyMatrix
-from cflat.train import Observer, RunResult
+from cflat.train import Cost, EpochRecord, Observer, RunResult, TaskRecord
 
 __all__ = ["MetricsLog", "RunFolder", "RunSummary", "find_runs"]
 
@@ -45,7 +46,7 @@ class RunSummary:
     config: RunConfig
     accuracy: dict[str, AccuracyMatrix]
     """On test images, by score, the headline first; without stages if no test image was looked at."""
-    cost: dict[str, Any]
+    cost: Cost
     seconds: float
     """Wall time of the run, over all restarts."""
     num_classes: int
@@ -78,7 +79,7 @@ class RunSummary:
         """Return a number by name: one of the metrics of accuracy, on the images of a split, or a cost."""
         if name in METRICS:
             return float(getattr(self.headline if split is None else self.on(split), name))
-        return float(self.cost[name])
+        return float(getattr(self.cost, name))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the content of ``summary.json``."""
@@ -95,13 +96,13 @@ class RunSummary:
             "stage_accuracy": headline.stage_accuracy.tolist(),
             "per_task": headline.per_task.tolist(),
             "accuracy_matrix": headline.accuracy.tolist(),
-            **{name: self.cost[name] for name in COSTS},
+            **{name: getattr(self.cost, name) for name in COSTS},
             "seconds": self.seconds,
             "num_tasks": headline.num_tasks,
             "num_classes": self.num_classes,
             "scores": _scores(self.accuracy),
             **({"validation": self._validation()} if self.validation else {}),
-            "cost": self.cost,
+            "cost": asdict(self.cost),
             "definitions": {name: metric.definition for name, metric in METRICS.items()},
         }
 
@@ -125,7 +126,8 @@ class RunSummary:
         )
         if not accuracy:
             raise KeyError("scores")
-        cost, seconds, num_classes = dict(values["cost"]), float(values["seconds"]), int(values["num_classes"])
+        cost: Cost = parse_section(Cost, values["cost"], "cost")
+        seconds, num_classes = float(values["seconds"]), int(values["num_classes"])
         return cls(config, accuracy, cost, seconds, num_classes, validation)
 
     @classmethod
@@ -300,11 +302,11 @@ class MetricsLog(Observer):
         except OSError as error:
             raise DataError(f"{str(self.path)!r} could not be written: {error.strerror}.") from error
 
-    def on_epoch(self, record: dict[str, Any]) -> None:
+    def on_epoch(self, record: EpochRecord) -> None:
         """Append the record."""
         self._append(record)
 
-    def on_task_end(self, record: dict[str, Any]) -> None:
+    def on_task_end(self, record: TaskRecord) -> None:
         """Append the record."""
         self._append(record)
 
@@ -327,8 +329,8 @@ class MetricsLog(Observer):
         if self._file is not None:
             self._file.close()
 
-    def _append(self, record: dict[str, Any]) -> None:
-        values = plain_values({**record, "seconds": round(self.seconds, 3)})
+    def _append(self, record: EpochRecord | TaskRecord) -> None:
+        values = plain_values({**asdict(record), "seconds": round(self.seconds, 3)})
         line = (json.dumps(values, allow_nan=False) + "\n").encode()
         file = self._require_own_file()
         try:

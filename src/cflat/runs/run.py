@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -35,10 +34,10 @@ from cflat.runs.failures import explained
 from cflat.runs.folder import MetricsLog, RunFolder, RunSummary
 from cflat.runs.lock import owned, refuse_if_owned
 from cflat.runs.memory import MemoryLimit, require_batch
-from cflat.train import Inputs, Observer, OptimizerChoice, Runtime, RuntimeSettings, run_stream
+from cflat.train import Cost, Inputs, Observer, OptimizerChoice, Runtime, RuntimeSettings, run_stream
 from cflat.train.checkpoint import CheckpointStore, require_same
 from cflat.train.observer import Observers
-from cflat.train.runtime import seed_everything
+from cflat.train.runtime import Part, seed_everything
 
 __all__ = ["Assembly", "assemble", "make_backbone", "make_stream", "resume", "run"]
 
@@ -51,8 +50,6 @@ NORMAL_SHARE = 0.01
 """Steps that may be given up without a word: loss scaling tries out large factors now and then."""
 FORMAT = 2
 """Of run directories: the first release, which had none, kept checkpoints without a hash."""
-_BUILD = 5
-"""Key of the random numbers that initialise the network; the trainer's own keys are smaller."""
 
 
 @dataclass(frozen=True)
@@ -138,8 +135,8 @@ def run(
         return summary
 
 
-def _warn_of_divergence(config: RunConfig, cost: Mapping[str, Any]) -> None:
-    given_up, steps = cost["nonfinite_steps"], cost["steps"]
+def _warn_of_divergence(config: RunConfig, cost: Cost) -> None:
+    given_up, steps = cost.nonfinite_steps, cost.steps
     if given_up > NORMAL_SHARE * steps:
         logger.warning(
             "%d of %d steps met Inf or NaN and were given up: the training diverges. Lower base.lr, now %g.",
@@ -166,7 +163,7 @@ def assemble(config: RunConfig) -> Assembly:
     """
     stream = make_stream(config)
     info = StreamInfo(config.stream.scenario, stream.num_classes, stream.num_tasks, stream.label_modulus)
-    seed_everything(config.seed, _BUILD)
+    seed_everything(config.seed, Part.BUILD)
     try:
         with MemoryLimit(f"backbone.image_size or the sizes among the settings of {config.method.name}"):
             backbone = make_backbone(config.backbone, vector_size(stream.tasks[0].train))

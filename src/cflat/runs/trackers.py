@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
 from cflat._errors import ConfigError
 from cflat._registry import suggest
+from cflat.config.commands import flatten
 from cflat.config.run_config import RunConfig
-from cflat.train import Observer
+from cflat.train import EpochRecord, Observer, TaskRecord
 
 __all__ = ["TRACKERS", "Tracker", "TrackerObserver", "create_tracker", "require_tracker"]
 
@@ -133,12 +135,12 @@ class TrackerObserver(Observer):
         """Make the tracker."""
         self.tracker = self.make()
 
-    def on_epoch(self, record: dict[str, Any]) -> None:
+    def on_epoch(self, record: EpochRecord) -> None:
         """Pass on loss, learning rate and counters."""
         self.step += 1
         self._log("epoch", record)
 
-    def on_task_end(self, record: dict[str, Any]) -> None:
+    def on_task_end(self, record: TaskRecord) -> None:
         """Pass on accuracies and speed."""
         self._log("task", record)
 
@@ -155,22 +157,8 @@ class TrackerObserver(Observer):
         if self.tracker is not None:
             self.tracker.close()
 
-    def _log(self, kind: str, record: dict[str, Any]) -> None:
-        values = {f"{kind}/{key}": value for key, value in flatten(record).items() if isinstance(value, int | float)}
+    def _log(self, kind: str, record: EpochRecord | TaskRecord) -> None:
+        found = flatten(asdict(record)).items()
+        values = {f"{kind}/{key}": value for key, value in found if isinstance(value, int | float)}
         assert self.tracker is not None, "on_run_start makes the tracker"
         self.tracker.log(self.step, values)
-
-
-def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested values under dotted names; lists are left out.
-
-    >>> flatten({"a": {"b": 1}, "c": 2})
-    {'a.b': 1, 'c': 2}
-    """
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            flat.update(flatten(value, f"{prefix}{key}."))
-        elif not isinstance(value, list | tuple):
-            flat[f"{prefix}{key}"] = value
-    return flat

@@ -1,12 +1,16 @@
 """One trainer for every method and every optimizer."""
 
 from cflat.train.loop import Inputs, OptimizerChoice, RunResult, StateNotSaved, TrainingInterrupted, run_stream
+from cflat.train.meters import Cost
 from cflat.train.observer import Observer
+from cflat.train.records import EpochRecord, TaskRecord
 from cflat.train.runtime import Runtime
 from cflat.train.settings import BaseSettings, RuntimeSettings, TrainSettings
 
 __all__ = [
     "BaseSettings",
+    "Cost",
+    "EpochRecord",
     "Inputs",
     "Observer",
     "OptimizerChoice",
@@ -14,6 +18,7 @@ __all__ = [
     "Runtime",
     "RuntimeSettings",
     "StateNotSaved",
+    "TaskRecord",
     "TrainSettings",
     "TrainingInterrupted",
     "run_stream",

@@ -86,7 +86,7 @@ def count_correct(
         for batch in loader:
             heed_stop()
             with runtime.autocast():
-                scores = method.predict(batch)
+                scores = method.predict(batch.without_labels())
             for position, name in enumerate(method.scores):
                 correct[position] += _is_right(scores[name], batch.labels, stream, task).sum()
         for name, count in zip(method.scores, runtime.sum_over_ranks(correct).tolist(), strict=True):

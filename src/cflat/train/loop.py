@@ -25,20 +25,17 @@ from cflat.nn.surgery import has_batchnorm
 from cflat.optim import SharpnessAware, StepOptions, create_optimizer
 from cflat.train.checkpoint import CheckpointStore, require_finite, require_same
 from cflat.train.evaluate import Extractor, count_correct
-from cflat.train.meters import CostMeter, StopWatch, count_flops
+from cflat.train.meters import Cost, CostMeter, StopWatch, count_flops
 from cflat.train.objective import Objective
 from cflat.train.observer import Observer, StepEvent
 from cflat.train.records import epoch_record, task_record
-from cflat.train.runtime import Runtime, seed_everything
+from cflat.train.runtime import Part, Runtime, seed_everything
 from cflat.train.schedules import lr_factor, make_base, set_lr
 from cflat.train.settings import BaseSettings, TrainSettings
 
 __all__ = ["Inputs", "OptimizerChoice", "RunResult", "StateNotSaved", "TrainingInterrupted", "run_stream"]
 
 logger = logging.getLogger(__name__)
-
-# Keys that keep the random numbers of the different parts of a run apart.
-_GROW, _START, _STEP, _FINISH, _EVALUATE = range(5)
 
 
 class TrainingInterrupted(CFlatError):
@@ -71,7 +68,7 @@ class RunResult:
 
     accuracy: dict[str, AccuracyMatrix]
     """On test images, by score, the headline first; without stages if they were not looked at."""
-    cost: dict[str, Any]
+    cost: Cost
     validation: dict[str, AccuracyMatrix] = field(default_factory=dict)
     """On validation images; empty if they were not looked at."""
 
@@ -203,7 +200,7 @@ class _Run:
         if self.is_grown:
             return
         self._grow(task)
-        self._seed(_START, task.index)
+        self._seed(Part.START, task.index)
         self.method.start_task(task, self.extract)
         self.is_grown = True
 
@@ -218,9 +215,10 @@ class _Run:
 
     def train_phase(self, task: Task, phase: Phase) -> None:
         """Train the method's parameters for the epochs of one phase."""
-        self._seed(_START, task.index, 1 + self.position.phase)
+        self._seed(Part.START, task.index, 1 + self.position.phase)
         if not self.restored:
             self.method.start_phase(task, phase, self.extract)
+        self.method.enter_phase(task, phase)
         optimizer = self._make_optimizer(task, phase)
         objective = Objective(
             self.method, self.runtime.wrap(self.method.network), self.runtime, self.runtime.make_scaler()
@@ -232,15 +230,15 @@ class _Run:
         loader = self._train_loader(task, phase)
         for epoch in range(self.position.epoch, num_epochs):
             set_lr(optimizer.base, lr_factor(self.base, epoch, num_epochs, is_first_task=task.index == 0))
-            watch = StopWatch(self.runtime.device)
+            watch = StopWatch(self.runtime.device, is_exact=self.runtime.settings.exact_times)
             for step, batch in enumerate(loader.epoch(epoch, self.position.step), start=self.position.step):
                 data_seconds = watch.lap()
                 self.method.set_train_mode()
-                self._seed(_STEP, task.index, self.position.phase, epoch, step, self.runtime.rank)
+                self._seed(Part.STEP, task.index, self.position.phase, epoch, step, self.runtime.rank)
                 if step == 0 and epoch == 0:
                     flops = self._inspect_first_batch(objective, objective.prepare(batch))
                     watch.lap()
-                    self._seed(_STEP, task.index, self.position.phase, epoch, step, self.runtime.rank)
+                    self._seed(Part.STEP, task.index, self.position.phase, epoch, step, self.runtime.rank)
                 prepared = objective.prepare(batch)
                 step_seconds = watch.lap()
                 self.observer.on_step_start(epoch, objective, prepared)
@@ -268,6 +266,8 @@ class _Run:
                 self._save_if_due(optimizer, objective, loss_sum, flops)
                 watch.lap()
             mean_loss = float(loss_sum) / len(loader.images)
+            if not watch.is_exact:
+                self.meter.add_wait(watch.lap())  # reading the loss has waited for the device
             self.observer.on_epoch(epoch_record(task.index, phase.name, epoch, mean_loss, optimizer))
             loss_sum.zero_()
             self.position = replace(self.position, epoch=epoch + 1, step=0)
@@ -275,12 +275,12 @@ class _Run:
 
     def finish_task(self, task: Task) -> None:
         """Let the method wrap up, evaluate it on all seen tasks, and save."""
-        self._seed(_FINISH, task.index)
+        self._seed(Part.FINISH, task.index)
         self.method.eval()
         self.method.finish_task(task, self.extract)
         started = time.perf_counter()
         for split in self.splits:
-            self._seed(_EVALUATE, task.index)
+            self._seed(Part.EVALUATE, task.index)
             counts = count_correct(
                 self.method,
                 self.stream,
@@ -301,7 +301,7 @@ class _Run:
     # -- parts of a phase ---------------------------------------------------------------------------------------
 
     def _grow(self, task: Task) -> None:
-        self._seed(_GROW, task.index)
+        self._seed(Part.GROW, task.index)
         self.method.grow(task)
         self.method.to(self.runtime.device)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import sys
 import time
 from collections.abc import Callable
@@ -12,11 +11,42 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from cflat._settings import settings_class
 from cflat.optim import SurrogateError, Telemetry
 
-__all__ = ["CostMeter", "count_flops", "peak_memory_bytes"]
+__all__ = ["Cost", "CostMeter", "StopWatch", "count_flops", "peak_memory_bytes"]
 
 WARMUP_STEPS = 10
+
+
+@settings_class
+class Cost:
+    """What a run has cost."""
+
+    steps: int
+    images: int
+    """Images trained on, each once per step."""
+    images_per_second: float
+    evaluations: int
+    """Forward and backward passes."""
+    evaluations_per_step: float
+    evaluations_by_kind: dict[str, int]
+    """Outcomes of the sharpness and flatness branches, ``"sharpness.refreshed"`` and so on."""
+    surrogate_error: float | None = None
+    """Mean error of reused directions where it was measured; None if it never was."""
+    surrogate_error_orthogonal: float | None = None
+    """The part of it that is orthogonal to the reference gradient."""
+    nonfinite_steps: int
+    """Steps that were skipped because a gradient was Inf or NaN."""
+    step_seconds: float
+    """Mean time of a step, data excluded."""
+    data_seconds: float
+    """Mean time that a step waits for its batch."""
+    peak_memory_bytes: int
+    trainable_parameters: int
+    """Parameters trained in the last phase."""
+    flops: float
+    """Estimated floating-point operations of all evaluations and preparations."""
 
 
 @dataclass
@@ -75,30 +105,36 @@ class CostMeter:
                 key = f"{branch}.{outcome}"
                 self.branches[key] = self.branches.get(key, 0) + count
 
-    def summary(self) -> dict[str, Any]:
-        """Return the costs under the names that a run's summary uses."""
+    def add_wait(self, seconds: float) -> None:
+        """Count time that belongs to the last steps: work of a device that was still under way."""
+        self.step_seconds += seconds
+        if self.warm_steps:
+            self.warm_step_seconds += seconds
+
+    def summary(self) -> Cost:
+        """Return what the run has cost so far."""
         is_warm = self.warm_steps >= WARMUP_STEPS
         steps = self.warm_steps if is_warm else self.steps
         images = self.warm_images if is_warm else self.images
         step_seconds = self.warm_step_seconds if is_warm else self.step_seconds
         data_seconds = self.warm_data_seconds if is_warm else self.data_seconds
         surrogate = SurrogateError(**self.surrogate)  # type: ignore[arg-type]
-        return {
-            "steps": self.steps,
-            "images": self.images,
-            "images_per_second": images / step_seconds if step_seconds else 0.0,
-            "evaluations": self.evaluations,
-            "evaluations_per_step": self.evaluations / self.steps if self.steps else 0.0,
-            "evaluations_by_kind": dict(self.branches),
-            "surrogate_error": surrogate.mean,
-            "surrogate_error_orthogonal": surrogate.mean_orthogonal,
-            "nonfinite_steps": self.nonfinite,
-            "step_seconds": step_seconds / steps if steps else 0.0,
-            "data_seconds": data_seconds / steps if steps else 0.0,
-            "peak_memory_bytes": peak_memory_bytes(),
-            "trainable_parameters": self.trainable_parameters,
-            "flops": self.flops,
-        }
+        return Cost(
+            steps=self.steps,
+            images=self.images,
+            images_per_second=images / step_seconds if step_seconds else 0.0,
+            evaluations=self.evaluations,
+            evaluations_per_step=self.evaluations / self.steps if self.steps else 0.0,
+            evaluations_by_kind=dict(self.branches),
+            surrogate_error=surrogate.mean,
+            surrogate_error_orthogonal=surrogate.mean_orthogonal,
+            nonfinite_steps=self.nonfinite,
+            step_seconds=step_seconds / steps if steps else 0.0,
+            data_seconds=data_seconds / steps if steps else 0.0,
+            peak_memory_bytes=peak_memory_bytes(),
+            trainable_parameters=self.trainable_parameters,
+            flops=self.flops,
+        )
 
     def state(self) -> dict[str, Any]:
         """Return all sums as plain numbers."""
@@ -111,15 +147,21 @@ class CostMeter:
 
 
 class StopWatch:
-    """Measure laps, waiting for the device's work to end."""
+    """Measure laps.
 
-    def __init__(self, device: torch.device) -> None:
+    Args:
+        device: Where the work is done.
+        is_exact: Whether a lap waits for a GPU to end its work; without, work counts towards a later lap.
+    """
+
+    def __init__(self, device: torch.device, *, is_exact: bool = True) -> None:
         self.device = device
+        self.is_exact = is_exact or device.type != "cuda"
         self._start = time.perf_counter()
 
     def lap(self) -> float:
         """Return the seconds since the last lap."""
-        if self.device.type == "cuda":
+        if self.is_exact and self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         now = time.perf_counter()
         elapsed, self._start = now - self._start, now
@@ -134,8 +176,12 @@ def count_flops(function: Callable[[], object]) -> float:
 
 
 def peak_memory_bytes() -> int:
-    """Return the most memory this process has used: on the device if it has one, else resident."""
+    """Return the most memory this process has used: on the device if it has one, else resident; 0 if unknown."""
     if torch.cuda.is_available():
         return int(torch.cuda.max_memory_allocated())
+    try:
+        import resource
+    except ModuleNotFoundError:  # Windows
+        return 0
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024

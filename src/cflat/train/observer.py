@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from cflat.data import Batch, Task
 from cflat.optim import SharpnessAware
 from cflat.train.objective import Objective
+from cflat.train.records import EpochRecord, TaskRecord
 
 __all__ = ["Observer", "Observers", "StepEvent"]
 
@@ -34,10 +35,7 @@ class StepEvent:
 
 
 class Observer:
-    """Base class with a do-nothing answer to every event; override what you need.
-
-    Records are flat dictionaries of plain numbers and strings, ready for JSON.
-    """
+    """Base class with a do-nothing answer to every event; override what you need."""
 
     def on_run_start(self, num_tasks: int, first_task: int) -> None:
         """A run begins or goes on."""
@@ -54,10 +52,10 @@ class Observer:
     def on_step(self, event: StepEvent) -> None:
         """A step is done; called often, must be cheap."""
 
-    def on_epoch(self, record: dict[str, Any]) -> None:
+    def on_epoch(self, record: EpochRecord) -> None:
         """An epoch is done."""
 
-    def on_task_end(self, record: dict[str, Any]) -> None:
+    def on_task_end(self, record: TaskRecord) -> None:
         """A task is learned and evaluated."""
 
     def on_checkpoint(self, path: str) -> None:
@@ -72,56 +70,38 @@ class Observer:
 
 
 class Observers(Observer):
-    """Tell several observers, in order."""
+    """Tell several observers everything, in order."""
 
     def __init__(self, members: Sequence[Observer]) -> None:
         self.members = list(members)
 
-    def on_run_start(self, num_tasks: int, first_task: int) -> None:
-        """Pass on."""
-        for member in self.members:
-            member.on_run_start(num_tasks, first_task)
-
-    def on_task_start(self, task: Task) -> None:
-        """Pass on."""
-        for member in self.members:
-            member.on_task_start(task)
-
-    def on_phase_start(self, optimizer: SharpnessAware, network: nn.Module) -> None:
-        """Pass on."""
-        for member in self.members:
-            member.on_phase_start(optimizer, network)
-
-    def on_step_start(self, epoch: int, objective: Objective, batch: Batch) -> None:
-        """Pass on."""
-        for member in self.members:
-            member.on_step_start(epoch, objective, batch)
-
-    def on_step(self, event: StepEvent) -> None:
-        """Pass on."""
-        for member in self.members:
-            member.on_step(event)
-
-    def on_epoch(self, record: dict[str, Any]) -> None:
-        """Pass on."""
-        for member in self.members:
-            member.on_epoch(record)
-
-    def on_task_end(self, record: dict[str, Any]) -> None:
-        """Pass on."""
-        for member in self.members:
-            member.on_task_end(record)
-
-    def on_checkpoint(self, path: str) -> None:
-        """Pass on."""
-        for member in self.members:
-            member.on_checkpoint(path)
-
     def state(self) -> dict[str, Any]:
-        """Return the members' states by position."""
-        return {str(index): member.state() for index, member in enumerate(self.members)}
+        """Return the members' states by name."""
+        return {name: member.state() for name, member in self._named().items()}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Give the members their states back."""
-        for index, member in enumerate(self.members):
-            member.load(state.get(str(index), {}))
+        """Give the members that were there their states back; others may have come or gone since."""
+        for name, member in self._named().items():
+            if name in state:
+                member.load(state[name])
+
+    def _named(self) -> dict[str, Observer]:
+        """Return the members by the name of their class; further ones of a class are numbered."""
+        named: dict[str, Observer] = {}
+        for member in self.members:
+            name = type(member).__name__
+            number = sum(other.split("#")[0] == name for other in named)
+            named[f"{name}#{number}" if number else name] = member
+        return named
+
+
+def _pass_on(event: str) -> Callable[..., None]:
+    def tell(self: Observers, *arguments: Any) -> None:
+        for member in self.members:
+            getattr(member, event)(*arguments)
+
+    return tell
+
+
+for _event in [name for name in vars(Observer) if name.startswith("on_")]:
+    setattr(Observers, _event, _pass_on(_event))

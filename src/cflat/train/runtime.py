@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from contextlib import AbstractContextManager, nullcontext
+from enum import IntEnum
 from functools import cache
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from cflat.train.settings import RuntimeSettings
 
-__all__ = ["Runtime", "seed_everything"]
+__all__ = ["Part", "Runtime", "seed_everything"]
 
 _PRECISIONS = {"bf16": torch.bfloat16, "16": torch.float16}
 
@@ -85,6 +86,17 @@ class Runtime:
         total = self._fabric.all_reduce(values.to(self.device), reduce_op="sum")
         assert isinstance(total, Tensor)
         return total
+
+
+class Part(IntEnum):
+    """Keys that keep the random numbers of the different parts of a run apart; the numbers must never change."""
+
+    GROW = 0
+    START = 1
+    STEP = 2
+    FINISH = 3
+    EVALUATE = 4
+    BUILD = 5
 
 
 def seed_everything(*key: int) -> None:

@@ -83,5 +83,7 @@ class RuntimeSettings:
     """32: full precision; bf16, 16: mixed precision of the forward pass, 16 with loss scaling."""
     threads: Machines | None = None
     """CPU threads of torch; None leaves torch's choice."""
+    exact_times: Flag = True
+    """Wait for a GPU several times per step, so that seconds are exact; false trains a little faster."""
     prefetch: Annotated[CountOrZero, Field(le=4096)] = 0
     """Batches to prepare ahead on a thread."""
