@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from typing import Generic, TypeVar
 
+from cflat._plugins import find_plugins
+
 __all__ = ["Registry", "suggest"]
 
 T = TypeVar("T")
@@ -45,28 +47,29 @@ class Registry(Generic[T]):
         self._entries[name] = value
 
     def __getitem__(self, name: str) -> T:
-        key = name.replace("-", "_").lower() if isinstance(name, str) else name
-        try:
-            return self._entries[key]
-        except (KeyError, TypeError):
+        found = self.get(name)
+        if found is None:
             known = self.names()
-            raise ValueError(
-                f"Unknown {self.kind} {name!r}.{suggest(str(name), known)} Known: {', '.join(known)}."
-            ) from None
+            raise ValueError(f"Unknown {self.kind} {name!r}.{suggest(str(name), known)} Known: {', '.join(known)}.")
+        return found
 
     def get(self, name: str) -> T | None:
-        """Return what has this name, or None."""
-        return self._entries.get(name.replace("-", "_").lower())
+        """Return what has this name, here or in a plug-in; None if nothing has."""
+        key = name.replace("-", "_").lower() if isinstance(name, str) else ""
+        if key not in self._entries:
+            find_plugins()
+        return self._entries.get(key)
 
     def __contains__(self, name: str) -> bool:
-        return name.replace("-", "_").lower() in self._entries
+        return self.get(name) is not None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.names())
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self.names())
 
     def names(self, pattern: str = "*") -> list[str]:
-        """Return the registered names that match a shell pattern, in alphabetical order."""
+        """Return the names that match a shell pattern, those of plug-ins among them, in alphabetical order."""
+        find_plugins()
         return sorted(name for name in self._entries if fnmatchcase(name, pattern))

@@ -10,7 +10,8 @@ from typing import Annotated
 import typer
 
 import cflat
-from cflat._errors import CFlatError, shortened
+from cflat._errors import CFlatError, ConfigError, shortened
+from cflat._plugins import load_plugins
 from cflat.cli import (
     analyze,
     check_data,
@@ -84,6 +85,12 @@ def _options(
         bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Show the version, then stop")
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show where an error comes from; may stand anywhere")] = False,
+    plugin: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--plugin", metavar="FILE.py|MODULE", help="Load optimizers, methods, datasets; may stand anywhere"
+        ),
+    ] = None,
 ) -> None:
     """Take what stands before the command; `run_app` has read it already."""
 
@@ -97,7 +104,7 @@ def run_app(arguments: Sequence[str] | None = None) -> int:
     words = [word for word in given if word != DEBUG]
     try:
         # Not standalone: what is wrong with an option is told here, like everything else, and cut if it is long.
-        code = app(args=words, prog_name="cflat", standalone_mode=False)
+        code = app(args=_without_plugins(words), prog_name="cflat", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
@@ -133,3 +140,20 @@ def _tell(error: Exception) -> int:
         file=sys.stderr,
     )
     return 1
+
+
+def _without_plugins(words: list[str]) -> list[str]:
+    """Load what ``--plugin`` names, before or after the command, and return the other words."""
+    others: list[str] = []
+    named: list[str] = []
+    rest = iter(words)
+    for word in rest:
+        option, _, value = word.partition("=")
+        if option == "--plugin":
+            named.append(value or next(rest, ""))
+        else:
+            others.append(word)
+    if "" in named:
+        raise ConfigError("--plugin needs the path of a Python file or the name of a module.")
+    load_plugins(named)
+    return others

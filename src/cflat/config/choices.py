@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from functools import cache
+from inspect import Parameter
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
@@ -80,11 +81,31 @@ def parse_optimizer(values: object) -> Choice:
 def optimizer_config(name: str) -> type[Any]:
     """Return a frozen dataclass of an optimizer's keywords, without those that only code can give."""
     cls: Any = get_optimizer_spec(name).cls
-    hints = get_type_hints(cls.__init__, localns={"Callable": Callable})  # the alias Radius is a forward reference
     defaults = {key: value for key, value in optimizer_settings(name).items() if key not in NOT_SETTINGS}
+    hints = _keyword_hints(cls, defaults)
     types = {key: _without_callables(hints[key]) for key in defaults}
     made = type(f"{cls.__name__}Settings", (), {**defaults, "__annotations__": types, "__doc__": cls.__doc__})
     return settings_class(made)
+
+
+def _keyword_hints(cls: Any, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the types of an optimizer's keywords.
+
+    Raises:
+        ConfigError: If a keyword has no type or no default: the command line could not read a value for it.
+    """
+    try:
+        hints = get_type_hints(cls.__init__, localns={"Callable": Callable})  # the alias Radius is a forward reference
+    except NameError as error:
+        raise ConfigError(f"{cls.__name__} cannot be configured: a type hint is unknown: {error}.") from None
+    for key, default in defaults.items():
+        if key not in hints or default is Parameter.empty:
+            lack = "type hint" if key not in hints else "default"
+            raise ConfigError(
+                f"{cls.__name__} cannot be configured: its keyword {key!r} has no {lack}; "
+                f"write it as for example {key}: float = 0.1."
+            )
+    return hints
 
 
 def own_settings(shared: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -63,7 +63,8 @@ def optimizer_settings(name: str) -> dict[str, Any]:
     {'rho': 0.05, 'lam': 0.2, 'rho_fd': None, 'options': None}
     """
     parameters = inspect.signature(get_optimizer_spec(name).cls.__init__).parameters
-    return {key: p.default for key, p in parameters.items() if key not in ("self", "base", "model")}
+    others = [p for key, p in parameters.items() if key not in ("self", "base", "model")]
+    return {p.name: p.default for p in others if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
 
 
 def _discover() -> None:

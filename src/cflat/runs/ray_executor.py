@@ -44,7 +44,7 @@ ANSWER_SECONDS = 10.0
 STORE_BYTES = 128 << 20
 """Shared memory of a Ray that is started here: jobs exchange nothing but their configurations."""
 ADDRESS = "RAY_ADDRESS"
-PASSED_ON = ("CFLAT_DATA",)
+PASSED_ON = ("CFLAT_DATA", "CFLAT_PLUGINS")
 """Variables of the environment that a job needs on another host."""
 
 
