@@ -87,9 +87,7 @@ def _options(
     debug: Annotated[bool, typer.Option("--debug", help="Show where an error comes from; may stand anywhere")] = False,
     plugin: Annotated[
         list[str] | None,
-        typer.Option(
-            "--plugin", metavar="FILE.py|MODULE", help="Load optimizers, methods, datasets; may stand anywhere"
-        ),
+        typer.Option("--plugin", metavar="FILE.py|MODULE", help="Load what it registers; may stand anywhere"),
     ] = None,
 ) -> None:
     """Take what stands before the command; `run_app` has read it already."""
