@@ -50,7 +50,7 @@ Positive = Annotated[float, Field(gt=0), _NOT_BOOL]
 NotNegative = Annotated[float, Field(ge=0), _NOT_BOOL]
 Fraction = Annotated[float, Field(ge=0, lt=1), _NOT_BOOL]
 Share = Annotated[float, Field(ge=0, le=1), _NOT_BOOL]
-Measured = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value), AllowInfNan(True)]
+Measured = Annotated[float, AllowInfNan(True), BeforeValidator(lambda value: math.nan if value is None else value)]
 """A result that may be NaN; JSON holds null then."""
 Flag = Annotated[bool, Strict()]
 
