@@ -48,7 +48,7 @@ class Bench:
 
     def config(self, places: Places) -> Layer:
         """Return the layer with the paths filled in."""
-        layer = {section: dict(values) for section, values in self.layer.items()}
+        layer = {key: dict(value) if isinstance(value, Mapping) else value for key, value in self.layer.items()}
         if "features" in self.needs:
             layer["data"]["name"] = f"features:{places.features}"
         if "data_root" in self.needs:
