@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,6 +11,9 @@ from cflat.cli.compare import show_comparison
 from cflat.cli.jobs import job_executor
 from cflat.cli.options import Json, Quiet
 from cflat.cli.output import console, emit_json, next_command
+
+if TYPE_CHECKING:
+    from cflat.studies.sweep import SweepResult
 
 __all__ = ["EXAMPLES", "command"]
 
@@ -21,13 +24,16 @@ Examples:
 """
 
 OPTIMIZERS = ("none", "c_flat", "c_flat_turbo")
-SEEDS = (0, 1, 2)
+SEEDS = (0, 1, 2, 3)
 DEMO: dict[str, Any] = {
-    "method": "icarl",
-    "data": {"name": "digits", "train_per_class": 40},
+    "method": {"name": "replay", "memory_per_class": 5},
+    "data": {"name": "digits"},
     "preset": "cpu",
+    "base": {"lr": 0.02},  # plain SGD is best at 0.02 to 0.03: what slows training down gains nothing by that here
     "runtime": {"threads": 1},
 }
+RADII = {"c_flat": {"optimizer.rho": 0.05}, "c_flat_turbo": {"optimizer.rho": 0.1}}
+"""The best radius of each among 0.05, 0.1 and 0.2, on other seeds."""
 
 
 def command(
@@ -35,15 +41,51 @@ def command(
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
-    """Train iCaRL on digits with a plain optimizer, C-Flat and C-Flat Turbo over three seeds, and show the result."""
+    """Learn ten digits two by two, keeping five images of each: plain SGD, C-Flat and C-Flat Turbo over four seeds."""
     from cflat.studies.compare import compare, comparison_values, write_comparison
 
     with job_executor("local", out, quiet or json) as executor:
-        result = compare(DEMO, OPTIMIZERS, SEEDS, out, executor)
-        picture, page = write_comparison(out, result)
+        result = compare(DEMO, OPTIMIZERS, SEEDS, out, executor, tuned=RADII)
+        said = story(result)
+        picture, page = write_comparison(out, result, headlines=said)
     if json:
-        emit_json({"out": str(out), "figure": str(picture), "page": str(page), **comparison_values(result)})
+        values = {"out": str(out), "figure": str(picture), "page": str(page), "story": said}
+        emit_json({**values, **comparison_values(result)})
         return
     show_comparison(result)
+    console().print()
+    for sentence in said:
+        console().print(sentence, soft_wrap=True)
     console().print(f"\nFigure: {picture}\nPage:   {page}")
-    next_command("cflat run --method icarl --data digits --optimizer c_flat_turbo")
+    next_command("cflat probe --method replay --data digits")
+
+
+def story(result: SweepResult) -> list[str]:
+    """Say what was gained, what it cost, and why Turbo is where it is."""
+    plain, exact, turbo = result.rows
+    found = turbo.difference(plain, "last")
+    n = len(result.seeds)
+    verb = "gains" if found.mean >= 0 else "loses"
+    gain = (
+        f"C-Flat Turbo {verb} {abs(100 * found.mean):.1f} points of final accuracy against plain SGD "
+        f"({_percent(turbo, 'last')} against {_percent(plain, 'last')}; {n} seeds, p = {found.p:.2g}) for "
+        f"{_cost(turbo)} evaluations per step; exact C-Flat takes {_cost(exact)} and ends at {_percent(exact, 'last')}."
+    )
+    errors = [summary.cost["surrogate_error"] for summary in turbo.summaries]
+    why = (
+        f"Why: on most steps Turbo predicts what C-Flat would add to the gradient from what its last exact steps have "
+        f"measured (error {sum(errors) / len(errors):.2f}, where plain training has 1), mostly as a longer step where the "
+        f"loss curves; C-Flat's perturbed gradient of a small batch also carries that batch's noise, which Turbo averages."
+    )
+    fair = (
+        "All three train at the learning rate that suits plain SGD best; C-Flat and Turbo have a radius of their own."
+    )
+    return [gain, why, fair]
+
+
+def _percent(row: Any, metric: str) -> str:
+    return f"{100 * row.spreads[metric].mean:.1f} %"
+
+
+def _cost(row: Any) -> str:
+    return f"{row.spreads['evaluations_per_step'].mean:.2f}"

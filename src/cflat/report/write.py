@@ -85,10 +85,9 @@ def write_report(
         DataError: If there is no run that can be read, or the page cannot be written.
     """
     report = collect_report(roots, title)
-    if lead is not None:
-        sections = (lead, *report.data.sections)
-        said = tuple(sentences) or report.data.headlines
-        report = replace(report, data=replace(report.data, sections=sections, headlines=said))
+    sections = report.data.sections if lead is None else (lead, *report.data.sections)
+    said = tuple(sentences) or report.data.headlines
+    report = replace(report, data=replace(report.data, sections=sections, headlines=said))
     write_page(report.data, Path(out))
     return report
 

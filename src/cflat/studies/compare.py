@@ -84,8 +84,14 @@ def comparison_values(result: SweepResult) -> dict[str, Any]:
     }
 
 
-def write_comparison(folder: Path, result: SweepResult) -> tuple[Path, Path]:
-    """Write ``comparison.json``, ``comparison.png`` and ``report.html``; return the last two paths."""
+def write_comparison(folder: Path, result: SweepResult, headlines: Sequence[str] = ()) -> tuple[Path, Path]:
+    """Write ``comparison.json``, ``comparison.png`` and ``report.html``; return the last two paths.
+
+    Args:
+        folder: Where to.
+        result: What was compared.
+        headlines: Sentences to put at the top of the page instead of its own.
+    """
     values = comparison_values(result)
     write_json(folder / "comparison.json", values)
     groups = [
@@ -100,4 +106,4 @@ def write_comparison(folder: Path, result: SweepResult) -> tuple[Path, Path]:
     title = f"{values['method']} on {values['data']}"
     heading = f"{title}, {len(result.seeds)} seeds{', validation images' if result.split == 'validation' else ''}"
     picture = save(comparison_overview(groups, heading), folder / "comparison.png")
-    return picture, write_page(folder, result, title)
+    return picture, write_page(folder, result, title, headlines)

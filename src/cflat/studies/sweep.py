@@ -181,10 +181,10 @@ def write_sweep(folder: Path, result: SweepResult) -> tuple[Path, Path]:
     return picture, write_page(folder, result, f"Sweep {result.name}")
 
 
-def write_page(folder: Path, result: SweepResult, title: str) -> Path:
+def write_page(folder: Path, result: SweepResult, title: str, headlines: Sequence[str] = ()) -> Path:
     """Write ``report.html`` about the runs of a grid; return its path."""
     page = folder / "report.html"
-    write_report([path for row in result.rows for path in row.folders], page, title)
+    write_report([path for row in result.rows for path in row.folders], page, title, sentences=headlines)
     return page
 
 
