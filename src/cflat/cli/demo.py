@@ -71,15 +71,13 @@ def story(result: SweepResult) -> list[str]:
         f"({_percent(turbo, 'last')} against {_percent(plain, 'last')}; {n} seeds, p = {found.p:.2g}) for "
         f"{_cost(turbo)} evaluations per step; exact C-Flat takes {_cost(exact)} and ends at {_percent(exact, 'last')}."
     )
-    errors = [summary.cost["surrogate_error"] for summary in turbo.summaries]
+    errors = [summary.value("surrogate_error") for summary in turbo.summaries]
     why = (
-        f"Why: on most steps Turbo predicts what C-Flat would add to the gradient from what its last exact steps have "
-        f"measured (error {sum(errors) / len(errors):.2f}, where plain training has 1), mostly as a longer step where the "
-        f"loss curves; C-Flat's perturbed gradient of a small batch also carries that batch's noise, which Turbo averages."
+        "Why: on most steps Turbo predicts what C-Flat would add to the gradient, from what its last refreshes have "
+        f"measured (error {sum(errors) / len(errors):.2f}; plain training has 1): mostly a longer step where the loss "
+        "curves, averaged over batches. C-Flat's own increment also carries the noise of each small batch."
     )
-    fair = (
-        "All three train at the learning rate that suits plain SGD best; C-Flat and Turbo have a radius of their own."
-    )
+    fair = "All train at the learning rate that suits plain SGD best; C-Flat and Turbo have a radius of their own."
     return [gain, why, fair]
 
 
