@@ -75,6 +75,7 @@ def png(width: int, height: int, rows: bytes = b"") -> bytes:
         ({"class_names": np.array([b"\xff\xfe"] * 4)}, "ASCII or Unicode"),
         ({"x_train": np.array(3, np.uint8)}, "has shape"),
         ({"y_train": np.array(["a"] * 8)}, "whole numbers"),
+        ({"y_train": np.array(3)}, "whole numbers"),
     ],
 )
 def test_arrays_without_sense_are_refused(change: dict[str, np.ndarray], message: str, tmp_path: Path) -> None:

@@ -69,12 +69,12 @@ def load_features(source: Source) -> Dataset:
 
 def _load(path: Path, store: Callable[[npt.NDArray[np.generic], str], PixelStore]) -> Dataset:
     arrays = _read_arrays(path)
-    class_names = _names(arrays, "class_names", arrays["y_train"], path)
     has_domains = "domain_train" in arrays
     if has_domains != ("domain_test" in arrays):
         raise DataError(f"{str(path)!r} has only one of domain_train and domain_test; give both or neither.")
-    domain_names = _names(arrays, "domain_names", arrays["domain_train"], path) if has_domains else None
     train, test = (_images(arrays, split, path, store) for split in ("train", "test"))
+    class_names = _names(arrays, "class_names", train.labels, path)
+    domain_names = None if train.domains is None else _names(arrays, "domain_names", train.domains, path)
     return Dataset(path.stem, train, test, class_names, domain_names, _usual_split(arrays, path))
 
 
@@ -155,7 +155,7 @@ def _integers(arrays: Arrays, name: str, count: int, path: Path) -> npt.NDArray[
     return array.astype(np.int64)
 
 
-def _names(arrays: Arrays, name: str, numbers: npt.NDArray[np.generic], path: Path) -> tuple[str, ...]:
+def _names(arrays: Arrays, name: str, numbers: npt.NDArray[np.int64], path: Path) -> tuple[str, ...]:
     """Return the stored names, or the numbers themselves up to the largest in the train split."""
     if name in arrays:
         names = arrays[name]
@@ -167,8 +167,6 @@ def _names(arrays: Arrays, name: str, numbers: npt.NDArray[np.generic], path: Pa
             return tuple(str(entry) for entry in names.astype(str))
         except UnicodeError:
             raise DataError(f"{name} of {str(path)!r} must be ASCII or Unicode text; save names.astype(str).") from None
-    if not np.issubdtype(numbers.dtype, np.integer):
-        return ()
     return tuple(str(number) for number in range(count_labels(numbers, str(path))))
 
 
