@@ -69,7 +69,7 @@ def png(width: int, height: int, rows: bytes = b"") -> bytes:
     ("change", "message"),
     [
         ({"y_train": np.full(8, 2**63, np.uint64)}, "9223372036854775808"),
-        ({"y_test": np.full(8, 2**40)}, "not so many classes"),
+        ({"y_test": np.full(8, 2**40)}, "out of range"),
         ({"x_train": np.zeros((8, 0, 6, 3), np.uint8)}, "without pixels"),
         ({"x_test": np.zeros((8, 6, 0, 1), np.uint8)}, "without pixels"),
         ({"class_names": np.array([b"\xff\xfe"] * 4)}, "ASCII or Unicode"),

@@ -25,7 +25,7 @@ __all__ = ["load_features", "load_npz"]
 Arrays: TypeAlias = dict[str, npt.NDArray[np.generic]]
 
 REQUIRED = ("x_train", "y_train", "x_test", "y_test")
-LARGEST_LABEL = 2**31 - 1
+LARGEST_LABEL = 2**63 - 1
 BOMB_BYTES, BOMB_RATIO = 1 << 28, 200
 """An array that is larger than this, and that many times larger than what is packed, is no set of images."""
 OPTIONAL = ("class_names", "domain_train", "domain_test", "domain_names", "split")
