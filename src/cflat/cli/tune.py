@@ -135,7 +135,7 @@ def _show(tuning: Tuning) -> None:
                 name,
                 *(_value(best.settings.get(key)) for key in keys),
                 percent(best.score),
-                f"{budget['trials']} ({budget['pruned']})",
+                f"{budget['trials']} ({budget['pruned'] + budget['diverged']})",
                 f"{budget['images']:,}",
                 f"{budget['evaluations']:,}",
                 f"{budget['seconds']:.0f}",

@@ -14,11 +14,15 @@ from cflat._errors import CFlatError, ConfigError
 from cflat._files import write_atomic
 from cflat.config.run_config import RunConfig
 
-__all__ = ["explained"]
+__all__ = ["TrainingDiverged", "explained"]
 
 LOG = "error.log"
 NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
 NOT_FINITE = ("nan", "infinity", "without overflow", "ill-conditioned")
+
+
+class TrainingDiverged(ConfigError):
+    """Weights or features are no longer finite, or too large."""
 
 
 @contextmanager
@@ -37,26 +41,27 @@ def explained(config: RunConfig, folder: Path | None) -> Iterator[None]:
         if log is not None:
             with suppress(CFlatError):
                 write_atomic(log, traceback.format_exc())
-        sentence = _sentence(error, config)
+        kind, sentence = _sentence(error, config)
         if sentence is None:
             raise
-        raise ConfigError(f"{sentence}{'' if log is None else f' Details: {log}'}") from error
+        raise kind(f"{sentence}{'' if log is None else f' Details: {log}'}") from error
 
 
-def _sentence(error: Exception, config: RunConfig) -> str | None:
+def _sentence(error: Exception, config: RunConfig) -> tuple[type[ConfigError], str | None]:
     text = " ".join(str(error).split())
     if isinstance(error, MemoryError) or any(words in text.lower() for words in NO_MEMORY):
-        return "The run needs more memory than there is; lower train.batch_size or backbone.image_size."
+        return ConfigError, "The run needs more memory than there is; lower train.batch_size or backbone.image_size."
     is_numeric = isinstance(error, np.linalg.LinAlgError | torch.linalg.LinAlgError | ArithmeticError)  # type: ignore[attr-defined]
     if is_numeric or (isinstance(error, ValueError | RuntimeError) and _speaks_of(NOT_FINITE, text)):
         first = "" if config.base.first_lr is None else f" and base.first_lr, now {config.base.first_lr:g}"
-        return (
+        return TrainingDiverged, (
             f"The training has diverged: weights or features are no longer finite, or too large. "
             f"Lower base.lr, now {config.base.lr:g}{first}."
         )
     if "more than 1 value per channel" in text:
-        return "BatchNorm needs at least two images in a batch; raise train.batch_size or give the task more images."
-    return f"The run cannot go on: {text.rstrip('.')}." if isinstance(error, ValueError) else None
+        advice = "raise train.batch_size or give the task more images"
+        return ConfigError, f"BatchNorm needs at least two images in a batch; {advice}."
+    return ConfigError, f"The run cannot go on: {text.rstrip('.')}." if isinstance(error, ValueError) else None
 
 
 def _speaks_of(words: tuple[str, ...], text: str) -> bool:

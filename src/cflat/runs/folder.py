@@ -182,6 +182,11 @@ class RunFolder:
         return self.path / "summary.json"
 
     @property
+    def diverged_file(self) -> Path:
+        """What is said about a training that has diverged, where that counts as a result."""
+        return self.path / "diverged.json"
+
+    @property
     def is_finished(self) -> bool:
         """Whether there is a result."""
         return self.summary_file.is_file()

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from cflat._errors import CFlatError, ConfigError, DataError
 from cflat.config.run_config import RunConfig
+from cflat.runs.failures import TrainingDiverged
 from cflat.runs.folder import RunFolder, RunSummary
 from cflat.runs.run import run
 from cflat.train import Observer
@@ -27,6 +28,8 @@ class Job:
     out: Path
     num_tasks: int | None = None
     """Come back after so many tasks, to go on later; None goes through the whole stream."""
+    may_diverge: bool = False
+    """Whether a training that diverges is a result, noted in its folder, and no error."""
 
     @property
     def is_finished(self) -> bool:
@@ -40,7 +43,9 @@ class Job:
             return False
         if folder.load_config() != self.config:
             raise DataError(f"{str(self.out)!r} holds a run with another configuration; choose another --out.")
-        return folder.is_finished or (self.num_tasks is not None and len(folder.load_tasks()) >= self.num_tasks)
+        if folder.is_finished or (self.may_diverge and folder.diverged_file.is_file()):
+            return True
+        return self.num_tasks is not None and len(folder.load_tasks()) >= self.num_tasks
 
 
 class JobsFailed(CFlatError):
@@ -88,21 +93,26 @@ def carry_out(
     observers: Sequence[Observer] = (),
     should_stop: Callable[[], bool] = lambda: False,
     patience: float = 0.0,
-) -> RunSummary:
+) -> None:
     """Carry out one job; one that was begun goes on from its checkpoint.
 
     ``patience`` is how many seconds to wait for another process that works in its folder.
     """
-    is_begun = RunFolder(job.out).config_file.is_file()
-    return run(
-        job.config,
-        job.out,
-        resume=is_begun,
-        num_tasks=job.num_tasks,
-        observers=observers,
-        should_stop=should_stop,
-        patience=patience,
-    )
+    folder = RunFolder(job.out)
+    try:
+        run(
+            job.config,
+            job.out,
+            resume=folder.config_file.is_file(),
+            num_tasks=job.num_tasks,
+            observers=observers,
+            should_stop=should_stop,
+            patience=patience,
+        )
+    except TrainingDiverged as error:
+        if not job.may_diverge:
+            raise
+        folder.write(folder.diverged_file, {"reason": str(error)})
 
 
 def run_jobs(jobs: Sequence[Job], executor: Executor | None = None) -> list[RunSummary]:

@@ -116,13 +116,15 @@ class RayExecutor:
                 "num_cpus": min(job.config.runtime.threads or 1, max(1, int(cpus))),
                 "num_gpus": self.gpus_per_job if _uses_gpu(job.config, gpus > 0, is_own) else 0,
             }
-            values = (job.config.to_dict(), str(job.out), job.num_tasks)
+            values = (job.config.to_dict(), str(job.out), job.num_tasks, job.may_diverge)
             task = work.options(**resources).remote(*values, os.getcwd(), environment)
             tasks[task] = job
         return tasks
 
 
-def _work(config: Layer, out: str, num_tasks: int | None, folder: str, environment: dict[str, str]) -> str | None:
+def _work(
+    config: Layer, out: str, num_tasks: int | None, may_diverge: bool, folder: str, environment: dict[str, str]
+) -> str | None:
     """Carry out a job on a worker; return why it failed, or None. Cancelling asks it to save and stop."""
     os.environ.update(environment)
     try:
@@ -131,7 +133,8 @@ def _work(config: Layer, out: str, num_tasks: int | None, folder: str, environme
         return f"The folder {folder!r} cannot be entered on {platform.node()}: {error.strerror}."
     with StopRequest() as stop:
         try:
-            carry_out(Job(parse_config(config), Path(out), num_tasks), should_stop=stop, patience=LOCK_SECONDS)
+            job = Job(parse_config(config), Path(out), num_tasks, may_diverge)
+            carry_out(job, should_stop=stop, patience=LOCK_SECONDS)
         except TrainingInterrupted:
             raise
         except CFlatError as error:

@@ -152,13 +152,12 @@ def rate_curves(
             for seed in seeds:
                 config = resolve_config({**merge(layer, {"base": {"lr": rate}}), "seed": seed})
                 folder = Path(out) / "rates" / f"{parse_variant(name).slug}-lr{rate:g}-seed{seed}"
-                jobs[name, rate, seed] = Job(config, folder, stage)
+                jobs[name, rate, seed] = Job(config, folder, stage, may_diverge=True)
     finish_jobs(list(jobs.values()), executor)
     curves = []
     for name in optimizers:
         accuracy = tuple(
-            tuple(validation_score(RunFolder(jobs[name, rate, s].out).load_tasks(), metric) for s in seeds)
-            for rate in grid
+            tuple(validation_score(RunFolder(jobs[name, rate, s].out), metric) for s in seeds) for rate in grid
         )
         means = [float(np.mean(values)) for values in accuracy]
         by_seed = tuple(plateau(grid, values, within) for values in zip(*accuracy, strict=True))

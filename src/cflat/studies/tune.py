@@ -295,14 +295,14 @@ class _Attempt:
         """Return one job for each seed, up to a stage of the trial."""
         layer = merge(self.search.layer, *(nested(key, value) for key, value in self.settings.items()))
         return [
-            Job(resolve_config({**layer, "seed": seed}), self._folder(seed), stage)
+            Job(resolve_config({**layer, "seed": seed}), self._folder(seed), stage, may_diverge=True)
             for seed in self.search.request["seeds"]
         ]
 
     def goes_on(self, stage: int | None) -> bool:
         """Tell Optuna how far the trial has come, and return whether it is to go on."""
         record = self._measure()
-        is_last = stage == self.search.request["stages"][-1]
+        is_last = stage == self.search.request["stages"][-1] or record.state == "diverged"
         study, states = self.search.study, self.search.optuna.trial.TrialState
         if not is_last:
             if stage not in study.trials[self.trial.number].intermediate_values:
@@ -317,18 +317,21 @@ class _Attempt:
         return False
 
     def _measure(self) -> Trial:
-        folders = [self._folder(seed) for seed in self.search.request["seeds"]]
-        runs = [RunFolder(folder).load_tasks() for folder in folders]
-        scores = [validation_score(tasks, self.search.request["metric"]) for tasks in runs]
-        costs = {name: sum(tasks[-1][name] for tasks in runs) for name in ("steps", "images", "evaluations", "seconds")}
+        folders = [RunFolder(self._folder(seed)) for seed in self.search.request["seeds"]]
+        tasks = [folder.load_tasks() for folder in folders]
+        has_diverged = any(folder.diverged_file.is_file() for folder in folders)
+        scores = [validation_score(folder, self.search.request["metric"]) for folder in folders]
+        costs = {
+            name: sum(own[-1][name] for own in tasks if own) for name in ("steps", "images", "evaluations", "seconds")
+        }
         return Trial(
             self.trial.number,
             self.settings,
-            "complete",
-            mean(scores),
-            min(len(tasks) for tasks in runs),
+            "diverged" if has_diverged else "complete",
+            0.0 if has_diverged else mean(scores),
+            min(len(own) for own in tasks),
             **costs,
-            runs=tuple(str(folder) for folder in folders),
+            runs=tuple(str(folder.path) for folder in folders),
         )
 
     def _folder(self, seed: int) -> Path:

@@ -13,6 +13,7 @@ from cflat._errors import ConfigError, DataError
 from cflat._files import write_json
 from cflat._registry import suggest
 from cflat.config.documents import Layer, merge
+from cflat.runs.folder import RunFolder
 from cflat.studies.space import Settings
 
 __all__ = [
@@ -49,9 +50,9 @@ class Trial:
     number: int
     settings: Settings
     """By dotted key."""
-    state: Literal["complete", "pruned"]
+    state: Literal["complete", "pruned", "diverged"]
     score: float
-    """Accuracy on validation images over the tasks that it came to, mean over the seeds."""
+    """Accuracy on validation images over the tasks that it came to, mean over the seeds; 0 if one has diverged."""
     num_tasks: int
     """Tasks that it came to."""
     steps: int
@@ -73,15 +74,25 @@ class Tuned:
 
     @property
     def best(self) -> Trial:
-        """The finished trial with the best validation accuracy, the first of several."""
-        return max((trial for trial in self.trials if trial.state == "complete"), key=lambda trial: trial.score)
+        """The finished trial with the best validation accuracy, the first of several.
+
+        Raises:
+            ConfigError: If every training has diverged.
+        """
+        complete = [trial for trial in self.trials if trial.state == "complete"]
+        if not complete:
+            raise ConfigError(
+                f"Every trial of {self.optimizer} has diverged; search lower learning rates: --range base.lr=LOW:HIGH."
+            )
+        return max(complete, key=lambda trial: trial.score)
 
     @property
     def budget(self) -> dict[str, float]:
         """What the search has cost."""
         costs = ("steps", "images", "evaluations", "seconds")
         spent = {name: sum(getattr(trial, name) for trial in self.trials) for name in costs}
-        return {"trials": len(self.trials), "pruned": sum(t.state == "pruned" for t in self.trials), **spent}
+        ended = {state: sum(trial.state == state for trial in self.trials) for state in ("pruned", "diverged")}
+        return {"trials": len(self.trials), **ended, **spent}
 
 
 @dataclass(frozen=True)
@@ -191,9 +202,11 @@ def require_tuned(names: Sequence[str], tuning: Tuning) -> None:
             raise ConfigError(f"{name!r} was not tuned.{suggest(name, known)} Tuned: {', '.join(known)}.")
 
 
-def validation_score(tasks: Sequence[Mapping[str, Any]], metric: Metric) -> float:
-    """Return the validation accuracy of a run over the tasks that it has learned, from their records."""
-    accuracies = [float(next(iter(task["validation"].values()))["stage_accuracy"]) for task in tasks]
+def validation_score(folder: RunFolder, metric: Metric) -> float:
+    """Return the validation accuracy of a run over the tasks that it has learned; 0 if it has diverged."""
+    if folder.diverged_file.is_file():
+        return 0.0
+    accuracies = [float(next(iter(task["validation"].values()))["stage_accuracy"]) for task in folder.load_tasks()]
     return mean(accuracies) if metric == "avg" else accuracies[-1]
 
 
