@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from torchvision.transforms.v2 import InterpolationMode
-
 from cflat._errors import check
 from cflat._registry import Registry
 from cflat.data.transforms import (
@@ -58,7 +56,7 @@ def _cifar_train(size: int) -> tuple[Stage, ...]:
 
 
 def _whole(size: int) -> tuple[Stage, ...]:
-    return (ResizeCrop(size, size, InterpolationMode.BILINEAR),)
+    return (ResizeCrop(size, size, "bilinear"),)
 
 
 def _untouched(size: int) -> tuple[Stage, ...]:

@@ -10,14 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
-from torchvision.transforms.v2 import InterpolationMode
-from torchvision.transforms.v2 import functional as tv
 
 from cflat._errors import check
+from cflat._lazy import LazyModule
 from cflat.data.pixels import Pixels
 
 __all__ = [
@@ -32,6 +31,8 @@ __all__ = [
     "crop_boxes",
     "resample",
 ]
+
+tv = LazyModule("torchvision.transforms.v2.functional")
 
 CROP_ATTEMPTS = 10
 """Shapes that torchvision tries before it falls back to a central crop."""
@@ -90,7 +91,7 @@ class ResizeCrop:
 
     resize: int
     size: int
-    interpolation: InterpolationMode = InterpolationMode.BICUBIC
+    interpolation: Literal["bicubic", "bilinear"] = "bicubic"
     num_draws: int = 0
 
     def __call__(self, images: Pixels, draws: Tensor) -> Tensor:
@@ -103,7 +104,9 @@ class ResizeCrop:
             return torch.cat([self.fit(image[None]) for image in images])
         resized: Tensor = images
         if min(images.shape[-2:]) != self.resize:
-            resized = tv.resize(images, [self.resize], interpolation=self.interpolation, antialias=True)
+            resized = tv.resize(
+                images, [self.resize], interpolation=tv.InterpolationMode(self.interpolation), antialias=True
+            )
         fits = resized.shape[-2:] == (self.size, self.size)
         return resized if fits else tv.center_crop(resized, [self.size])  # type: ignore[no-any-return]
 

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import timm
-from timm.models import ResNet, VisionTransformer
 from torch import Tensor, nn
 
 from cflat._errors import DataError, check
+from cflat._lazy import LazyModule
 from cflat._registry import Registry
 from cflat.nn.small import ResNet8, ResNet32, SmallCNN
 from cflat.nn.vectors import MLP, Identity
@@ -24,6 +23,7 @@ from cflat.nn.weights import load_weights_
 
 __all__ = ["Backbone", "BackboneSpec", "Family", "create_backbone", "get_backbone_spec", "list_backbones"]
 
+timm, models = LazyModule("timm"), LazyModule("timm.models")
 logger = logging.getLogger(__name__)
 
 Family = Literal["vit", "resnet", "other"]
@@ -186,16 +186,16 @@ def _from_timm(
             "Go online once, or give the path of a downloaded file as weights."
         ) from error
     size = image_size or int(config.input_size[-1])
-    if isinstance(model, VisionTransformer) and size % model.patch_embed.patch_size[0]:
+    if isinstance(model, models.VisionTransformer) and size % model.patch_embed.patch_size[0]:
         patch = model.patch_embed.patch_size[0]
         raise ValueError(f"image_size must be a multiple of {name}'s patch size {patch}, got {size}.")
     return Backbone(model, name=name, image_size=size, num_channels=num_channels, mean=config.mean, std=config.std)
 
 
 def _family(model: nn.Module) -> Family:
-    if isinstance(model, VisionTransformer):
+    if isinstance(model, models.VisionTransformer):
         return "vit"
-    return "resnet" if isinstance(model, ResNet | ResNet32) else "other"
+    return "resnet" if isinstance(model, models.ResNet | ResNet32) else "other"
 
 
 def _per_channel(values: tuple[float, ...], num_channels: int) -> tuple[float, ...]:
@@ -209,7 +209,7 @@ def _cifar_resnet(timm_name: str) -> Callable[[int, int, float], nn.Module]:
 
     def build(image_size: int, num_channels: int, drop_path: float) -> nn.Module:
         del image_size  # fully convolutional
-        model = timm.create_model(timm_name, num_classes=0, in_chans=num_channels, drop_path_rate=drop_path)
+        model: nn.Module = timm.create_model(timm_name, num_classes=0, in_chans=num_channels, drop_path_rate=drop_path)
         model.conv1 = nn.Conv2d(num_channels, 64, 3, padding=1, bias=False)
         nn.init.kaiming_normal_(model.conv1.weight, mode="fan_out", nonlinearity="relu")
         model.maxpool = nn.Identity()
@@ -239,7 +239,7 @@ def _smoke_vit(image_size: int, num_channels: int, drop_path: float) -> nn.Modul
     """Build a ViT of 6 blocks and width 64 with the largest patch that leaves at least 4x4 of them."""
     check("image_size", image_size, at_least=4)
     patch_size = max(side for side in range(1, image_size // 4 + 1) if image_size % side == 0)
-    return VisionTransformer(
+    return models.VisionTransformer(  # type: ignore[no-any-return]
         img_size=image_size,
         patch_size=patch_size,
         in_chans=num_channels,

@@ -7,10 +7,9 @@ so that evaluations of one step at perturbed keys never flip the choice.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
-from timm.layers.attention import Attention
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -18,6 +17,9 @@ from cflat._errors import check
 from cflat.nn.backbone import Backbone
 from cflat.nn.heads import full_precision
 from cflat.nn.vit import Prefix, vit_of
+
+if TYPE_CHECKING:
+    from timm.layers.attention import Attention
 
 __all__ = ["PrefixPrompts", "PromptPool", "majority"]
 
@@ -99,7 +101,7 @@ class PrefixPrompts(nn.Module):
         self.general_layers = tuple(general_layers)
         self.expert_layers = tuple(expert_layers)
         self.legacy_layout = legacy_layout
-        attention = cast(Attention, vit.blocks[0].attn)
+        attention = cast("Attention", vit.blocks[0].attn)
         shape = (length, attention.num_heads, vit.embed_dim // attention.num_heads)
         # Axis 1: keys, values.
         self.general = nn.Parameter(torch.empty(len(self.general_layers), 2, *shape).uniform_(-1, 1))

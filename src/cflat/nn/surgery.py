@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
-from timm.models import ResNet, VisionTransformer
-from timm.models.vision_transformer import global_pool_nlc
 from torch import Tensor, nn
 
+from cflat._lazy import LazyModule
 from cflat.nn.backbone import Backbone
 from cflat.nn.small import ResNet32, SmallCNN
+
+if TYPE_CHECKING:
+    from timm.models import ResNet, VisionTransformer
 
 __all__ = [
     "freeze",
@@ -26,6 +28,8 @@ __all__ = [
     "unfreeze",
     "weight_delta",
 ]
+
+models = LazyModule("timm.models")
 
 Module = TypeVar("Module", bound=nn.Module)
 Weights = Mapping[str, Tensor]
@@ -75,10 +79,10 @@ def split_backbone(backbone: Backbone) -> tuple[nn.Module, nn.Module]:
     are copies: the backbone is left whole and shares nothing with them.
     """
     model = copy.deepcopy(backbone.model)
-    if isinstance(model, VisionTransformer) and model.attn_pool is None:
+    if isinstance(model, models.VisionTransformer) and model.attn_pool is None:
         return _split_vit(model)
-    if isinstance(model, ResNet | ResNet32 | SmallCNN):
-        return _split_stages(model, "layer4" if isinstance(model, ResNet) else "layer3")
+    if isinstance(model, models.ResNet | ResNet32 | SmallCNN):
+        return _split_stages(model, "layer4" if isinstance(model, models.ResNet) else "layer3")
     raise ValueError(
         f"{backbone.name} cannot be split; choose a ViT (without attention pooling), a ResNet or small_cnn."
     )
@@ -118,7 +122,9 @@ class _TokenPool(nn.Module):
         self.num_prefix_tokens = num_prefix_tokens
 
     def forward(self, tokens: Tensor) -> Tensor:
-        pooled: Tensor = global_pool_nlc(tokens, pool_type=self.pool_type, num_prefix_tokens=self.num_prefix_tokens)
+        pooled: Tensor = models.vision_transformer.global_pool_nlc(
+            tokens, pool_type=self.pool_type, num_prefix_tokens=self.num_prefix_tokens
+        )
         return pooled
 
 

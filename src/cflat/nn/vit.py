@@ -9,16 +9,18 @@ keys and values are not reachable from outside.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
-from timm.layers.attention import Attention
-from timm.models import VisionTransformer
-from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 from torch.nn import functional
 
+from cflat._lazy import LazyModule
 from cflat.nn.backbone import Backbone
+
+if TYPE_CHECKING:
+    from timm.layers.attention import Attention
+    from timm.models import VisionTransformer
 
 __all__ = [
     "Prefix",
@@ -34,15 +36,17 @@ __all__ = [
     "vit_of",
 ]
 
+models, layers = LazyModule("timm.models"), LazyModule("timm.layers")
+
 Prefix: TypeAlias = tuple[Tensor, Tensor]
 """Keys and values to put before those of a block, each (B or 1, heads, length, head_dim)."""
 
 
 def vit_of(backbone: Backbone) -> VisionTransformer:
     """Return the timm model of a ViT backbone; others raise a `ValueError`."""
-    if not isinstance(backbone.model, VisionTransformer):
+    if not isinstance(backbone.model, models.VisionTransformer):
         raise ValueError(f"{backbone.name} is not a ViT; adapters and prompts need one, such as 'vit_tiny'.")
-    return backbone.model
+    return backbone.model  # type: ignore[no-any-return]
 
 
 def embed(backbone: Backbone, images: Tensor) -> Tensor:
@@ -186,7 +190,7 @@ def _prepend(prefix: Tensor, own: Tensor) -> Tensor:
 
 def _plain(block: nn.Module) -> Any:  # a timm Block; its submodules are untyped
     # Parallel, post-norm, gated and scale-normed variants compute something else: refuse, do not approximate.
-    if isinstance(block, Block) and type(block.attn) is Attention:
+    if isinstance(block, models.vision_transformer.Block) and type(block.attn) is layers.attention.Attention:
         extras = (getattr(block.attn, "gate", None), getattr(block.attn, "norm", None))
         if all(extra is None or isinstance(extra, nn.Identity) for extra in extras):
             return block

@@ -5,15 +5,20 @@ from __future__ import annotations
 import zipfile
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
-from timm.layers.pos_embed import resample_abs_pos_embed
-from timm.models import VisionTransformer, load_state_dict
 from torch import Tensor, nn
 
 from cflat._errors import DataError
+from cflat._lazy import LazyModule
+
+if TYPE_CHECKING:
+    from timm.models import VisionTransformer
 
 __all__ = ["load_weights_"]
+
+models, layers = LazyModule("timm.models"), LazyModule("timm.layers")
 
 # Classifier parts under the names that timm and torchvision give them; a backbone has none of these.
 _HEAD_PREFIXES = ("head.", "head_dist.", "fc.", "classifier.", "pre_logits.")
@@ -30,7 +35,7 @@ def load_weights_(model: nn.Module, path: str | Path) -> None:
     """
     own = model.state_dict()
     given = {name: value for name, value in _read(Path(path)).items() if _belongs(name, own)}
-    if isinstance(model, VisionTransformer) and "pos_embed" in given and "pos_embed" in own:
+    if isinstance(model, models.VisionTransformer) and "pos_embed" in given and "pos_embed" in own:
         given["pos_embed"] = _fit_positions(given["pos_embed"], model)
     problems = [
         *_listed("missing", sorted(own.keys() - given.keys() - _counters(own))),
@@ -50,7 +55,7 @@ def _read(path: Path) -> dict[str, Tensor]:
         raise DataError(f"No weights file at {path}. Give the path of a .safetensors file or a state dict.")
     try:
         _require_unpacked(path)
-        state = load_state_dict(str(path), weights_only=True)
+        state = models.load_state_dict(str(path), weights_only=True)
         tensors = {str(name): value for name, value in state.items() if isinstance(value, Tensor)}
     except Exception as error:  # a foreign file can be broken in more ways than can be listed
         reason = str(error).split("\n", 1)[0]
@@ -96,7 +101,7 @@ def _fit_positions(positions: Tensor, model: VisionTransformer) -> Tensor:
     num_patches = positions.shape[1] - num_prefix_tokens
     if round(num_patches**0.5) ** 2 != num_patches:
         return positions  # no square grid to resample from: reported as a wrong shape
-    fitted: Tensor = resample_abs_pos_embed(
+    fitted: Tensor = layers.resample_abs_pos_embed(
         positions, new_size=list(model.patch_embed.grid_size), num_prefix_tokens=num_prefix_tokens
     )
     return fitted

@@ -6,17 +6,21 @@ import random
 from contextlib import AbstractContextManager, nullcontext
 from enum import IntEnum
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from lightning_fabric import Fabric
 from torch import Tensor, nn
 
+from cflat._lazy import LazyModule
 from cflat.train.settings import RuntimeSettings
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
 
 __all__ = ["Part", "Runtime", "seed_everything"]
 
+fabric = LazyModule("lightning_fabric")
 _PRECISIONS = {"bf16": torch.bfloat16, "16": torch.float16}
 
 
@@ -34,7 +38,7 @@ class Runtime:
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
         self.settings = settings
-        self._fabric = Fabric(
+        self._fabric: Fabric = fabric.Fabric(
             accelerator=settings.accelerator,
             devices=settings.devices,
             num_nodes=settings.num_nodes,

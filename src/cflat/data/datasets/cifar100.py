@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from torchvision.datasets import CIFAR100
 
 from cflat._errors import DataError
 from cflat.data.catalog import DatasetSpec, Source, register_dataset
@@ -42,6 +41,8 @@ def load_cifar100(source: Source) -> Dataset:
 
 
 def _read_split(root: Path, *, train: bool) -> tuple[ImageSet, tuple[str, ...]]:
+    from torchvision.datasets import CIFAR100
+
     try:
         raw = CIFAR100(str(root), train=train, download=False)  # compares checksums before it unpickles
     except (RuntimeError, OSError) as error:
