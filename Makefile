@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-slow lint format clean
+.PHONY: demo test test-slow test-integrations lint format clean
 
 demo: $(VENV)/.bench  ## train digits with plain SGD, C-Flat and C-Flat Turbo; show what it gained and cost
 	$(BIN)/cflat demo
@@ -16,6 +16,17 @@ test: $(VENV)/.dev  ## the default suite (at most 10 minutes on 2 cores)
 
 test-slow: $(VENV)/.dev  ## the long runs: real data, kills and resumes
 	$(PYTEST) -m slow
+
+# The clients in their own environment: their pins cannot break ours, and nothing is skipped there.
+CLIENTS := .venv-integrations
+test-integrations: $(CLIENTS)/.installed  ## Lightning, Trainer, Accelerate, Avalanche, INFTY and others, the real ones
+	OMP_NUM_THREADS=1 $(CLIENTS)/bin/python -m pytest -n 2 -c tests/integrations/pytest.ini tests/integrations
+
+$(CLIENTS)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(CLIENTS)
+	@echo "Installing cflat with the clients that it is tested in into $(CLIENTS) (about 6 GB; 3-5 minutes) ..."
+	$(CLIENTS)/bin/pip install --quiet --disable-pip-version-check -e '.[integrations]' pytest pytest-xdist
+	@touch $@
 
 lint: $(VENV)/.dev  ## exactly what CI checks besides the tests
 	$(BIN)/ruff check .
@@ -42,4 +53,4 @@ $(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
 	@touch $@ $(VENV)/.bench
 
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(CLIENTS) build dist src/*.egg-info .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .hypothesis

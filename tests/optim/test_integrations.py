@@ -1,4 +1,4 @@
-"""The optimizers inside real clients: Lightning Fabric, and others where they are installed."""
+"""The optimizers inside Lightning Fabric and torch.compile; other clients have an environment of their own."""
 
 from __future__ import annotations
 
@@ -76,46 +76,6 @@ class TestFabric:
                     closure(step)()
             scheduler.step()
         assert run.base.param_groups[0]["lr"] == 0.1 * 0.5**3
-
-
-class TestLightning:
-    def test_manual_optimization(self):
-        lightning = pytest.importorskip("lightning")
-
-        class Module(lightning.LightningModule):
-            def __init__(self):
-                super().__init__()
-                self.automatic_optimization = False
-                self.run = Run(TURBO)
-                self.net = self.run.model
-
-            def configure_optimizers(self):
-                return self.run.optimizer
-
-            def training_step(self, batch, _):
-                inputs, labels = batch
-                for _ in self.optimizers(use_pl_optimizer=False).passes():
-                    self.manual_backward(F.cross_entropy(self.net(inputs), labels))
-
-        module = Module()
-        trainer = lightning.Trainer(
-            max_steps=-1, max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False,
-            enable_progress_bar=False, enable_model_summary=False,
-        )  # fmt: skip
-        trainer.fit(module, [batch_of(step) for step in range(4)])
-        assert module.run.optimizer.telemetry.steps == 4
-
-
-class TestAccelerate:
-    def test_prepare_and_backward(self):
-        accelerator = pytest.importorskip("accelerate").Accelerator(cpu=True)
-        run = Run(TURBO)
-        model, optimizer = accelerator.prepare(run.model, run.optimizer)
-        for step in range(4):
-            inputs, labels = batch_of(step)
-            for _ in optimizer.optimizer.passes():
-                accelerator.backward(F.cross_entropy(model(inputs), labels))
-        assert run.optimizer.telemetry.steps == 4
 
 
 def test_a_compiled_model_sees_the_perturbed_weights():

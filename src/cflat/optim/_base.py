@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from cflat._errors import ClosureError, check
-from cflat.optim._clients import refuse_skipped_micro_batches
+from cflat.optim._clients import is_absent, refuse_skipped_micro_batches
 from cflat.optim._guards import BufferGuard, RandomGuard
 from cflat.optim._leftovers import refuse_late_changes
 from cflat.optim._memory import DirectionMemory
@@ -200,6 +200,7 @@ class SharpnessAware(Optimizer):
 
         @wraps(func)
         def step(self: SharpnessAware, closure: Any = None, **options: Any) -> Any:
+            closure = None if is_absent(closure) else closure
             if closure is None and self._has_just_looped:
                 self._has_just_looped = False
                 refuse_late_changes(self.all_params())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cflat._errors import ClosureError
@@ -10,9 +11,15 @@ from cflat._errors import ClosureError
 if TYPE_CHECKING:
     from cflat.optim._base import SharpnessAware
 
-__all__ = ["refuse_skipped_micro_batches"]
+__all__ = ["is_absent", "refuse_skipped_micro_batches"]
 
 _MAX_FRAMES = 8  # torch and LR schedulers put at most four between Accelerate's step and ours
+
+
+def is_absent(closure: Any) -> bool:
+    """Return whether there is no closure: None, or what Lightning's manual optimization passes in its place."""
+    inner = closure.args[-1] if isinstance(closure, partial) and closure.args else closure
+    return inner is None or getattr(inner, "__name__", "") == "do_nothing_closure"
 
 
 def refuse_skipped_micro_batches(optimizer: SharpnessAware) -> None:

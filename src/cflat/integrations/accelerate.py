@@ -1,0 +1,51 @@
+"""Hugging Face Accelerate: steps that see all micro-batches of an accumulation.
+
+Without this, Accelerate calls ``step(closure)`` on the last micro-batch only; the optimizer refuses that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from accelerate import Accelerator
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from cflat.integrations._micro_batches import MicroBatches, flat_optimizer
+
+__all__ = ["FlatSteps"]
+
+
+class FlatSteps:
+    """Evaluate one micro-batch per call, and step when Accelerate says that the gradients are complete.
+
+    Call it inside ``accelerator.accumulate(model)``, in place of ``accelerator.backward`` and ``optimizer.step``; both
+    ``optimizer.step()`` and ``optimizer.zero_grad()`` may still follow and do no harm. Clip with
+    ``StepOptions(max_norm=...)``: a clip after the call comes too late and is refused at ``optimizer.step()``.
+
+    Args:
+        accelerator: Has prepared the model and the optimizer.
+        model: The prepared model.
+        optimizer: The prepared optimizer, which wraps one of cflat.
+    """
+
+    def __init__(self, accelerator: Accelerator, model: nn.Module, optimizer: Optimizer) -> None:
+        if accelerator.scaler is not None:
+            raise ValueError(
+                "mixed_precision='fp16' scales the loss inside Accelerate, out of reach of the optimizer. Use 'bf16', "
+                "or loop over optimizer.optimizer.passes(scaler=accelerator.scaler) and update the scaler yourself."
+            )
+        self.accelerator = accelerator
+        flat = flat_optimizer(optimizer, "Wrap your torch optimizer before accelerator.prepare().")
+        self._micro_batches = MicroBatches(flat, lambda: accelerator.no_sync(model))
+
+    def __call__(self, compute_loss: Callable[[], Tensor]) -> Tensor:
+        """Evaluate the micro-batch whose loss ``compute_loss`` returns; return that loss at the unperturbed weights."""
+
+        def evaluate() -> Tensor:
+            loss = compute_loss()
+            self.accelerator.backward(loss)
+            return loss.detach()
+
+        is_last = self.accelerator.sync_gradients
+        return (self._micro_batches.step if is_last else self._micro_batches.accumulate)(evaluate)  # type: ignore[no-any-return]

@@ -1,0 +1,63 @@
+"""PILOT, PyCIL and other code written for INFTY: its ``set_closure`` and ``step()`` in front of our optimizers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from cflat._errors import ClosureError
+from cflat.optim import SharpnessAware
+
+__all__ = ["InftyAdapter", "as_closure"]
+
+LossFunction: TypeAlias = Callable[[], tuple[Any, Sequence[Tensor]]]
+"""What PILOT's ``create_loss_fn(inputs, targets)`` returns: a function that gives logits and a list of losses."""
+
+
+def as_closure(loss_fn: LossFunction) -> Callable[[], tuple[Any, Sequence[Tensor]]]:
+    """Turn INFTY's loss function into torch's closure: sum the losses, call backward, return both as they came."""
+
+    def closure() -> tuple[Any, Sequence[Tensor]]:
+        logits, losses = loss_fn()
+        torch.stack(list(losses)).sum().backward()  # type: ignore[no-untyped-call]
+        return logits, losses
+
+    return closure
+
+
+class InftyAdapter:
+    """Give an optimizer of cflat the face that INFTY's learners call; everything else is the optimizer's own.
+
+    ``optimizer = InftyAdapter(cflat.CFlatTurbo(base, model=network))`` in place of INFTY's ``C_Flat(...)``; schedulers
+    take ``adapter.optimizer``.
+
+    Args:
+        optimizer: Any optimizer of cflat.
+    """
+
+    def __init__(self, optimizer: SharpnessAware) -> None:
+        self.optimizer = optimizer
+        self.name = type(optimizer).__name__
+        self._closure: Callable[[], Any] | None = None
+
+    def set_closure(self, loss_fn: LossFunction) -> None:
+        """Take the loss function of the next step."""
+        self._closure = as_closure(loss_fn)
+
+    def step(self, closure: Callable[[], Any] | None = None, delay: bool = False) -> Any:
+        """Step with the closure that was set; return logits and losses at the unperturbed weights."""
+        if delay:
+            raise ClosureError("delay=True leaves the step to somebody else. Loop over optimizer.passes() instead.")
+        closure, self._closure = closure or self._closure, None
+        if closure is None:
+            raise ClosureError("InftyAdapter.step() needs set_closure(loss_fn) before it, anew for every batch.")
+        return self.optimizer.step(closure)
+
+    def post_process(self, *args: Any, **kwargs: Any) -> None:
+        """Do nothing: what INFTY's optimizers keep for their plots is in ``telemetry`` here."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["optimizer"], name)

@@ -1,0 +1,157 @@
+"""Hugging Face Accelerate, the real library: each run equals the loop by hand bit for bit."""
+
+from __future__ import annotations
+
+import by_hand
+import pytest
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState, GradientState
+from torch.nn import functional as F
+from torch.optim import lr_scheduler
+from torch.utils.data import DataLoader
+
+import cflat
+from cflat.integrations.accelerate import FlatSteps
+from faults import differences
+
+
+@pytest.fixture(autouse=True)
+def _fresh_state():
+    """Accelerate keeps precision and accumulation in process-wide singletons."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+
+
+def accelerated(row, accumulate, precision, *, calls_step=False, **settings):
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=accumulate, mixed_precision=precision)
+    net = by_hand.network()
+    flat = by_hand.optimizer_for(row, net, **settings)
+    scheduler = lr_scheduler.StepLR(flat, 2, 0.5)
+    loader = DataLoader(by_hand.batches(10), batch_size=None)
+    model, optimizer, loader, scheduler = accelerator.prepare(net, flat, loader, scheduler)
+    take = FlatSteps(accelerator, model, optimizer)
+    torch.manual_seed(by_hand.SEED)
+    losses = []
+    for inputs, labels in loader:
+        with accelerator.accumulate(model):
+            losses.append(take(lambda inputs=inputs, labels=labels: F.cross_entropy(model(inputs), labels)).item())
+            if calls_step:
+                optimizer.step()
+            scheduler.step()
+            if calls_step:
+                optimizer.zero_grad()
+    return net, flat, losses
+
+
+def hand_written(row, accumulate, precision, **settings):
+    net = by_hand.network()
+    flat = by_hand.optimizer_for(row, net, **settings)
+    scheduler = lr_scheduler.StepLR(flat, 2, 0.5)
+    loader = DataLoader(by_hand.batches(10), batch_size=None)
+    torch.manual_seed(by_hand.SEED)
+    batches = list(loader)
+
+    def loss_of(batch):
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+            logits = net(batch[0])
+        return F.cross_entropy(logits.float(), batch[1])
+
+    losses = by_hand.train(flat, by_hand.windows(batches, accumulate), loss_of, divisor=accumulate, scheduler=scheduler)
+    return net, flat, losses
+
+
+@pytest.mark.parametrize("row", by_hand.ROWS, ids=str)
+@pytest.mark.parametrize("precision", ["no", "bf16"])
+@pytest.mark.parametrize("accumulate", [1, 2, 3])
+def test_steps_equal_the_loop_by_hand(row, accumulate, precision):
+    net, flat, losses = accelerated(row, accumulate, precision, calls_step=accumulate == 2)
+    expected = hand_written(row, accumulate, precision)
+    assert not differences(by_hand.snapshot(net, flat), by_hand.snapshot(*expected[:2]))
+    sums = [sum(window) / accumulate for window in by_hand.windows(losses, accumulate)]
+    assert sums == pytest.approx(expected[2], rel=1e-6)
+
+
+def test_clipping_belongs_to_the_step():
+    options = cflat.StepOptions(max_norm=0.2)
+    net, flat, _ = accelerated(by_hand.ROWS[2], 2, "no", options=options)
+    expected = hand_written(by_hand.ROWS[2], 2, "no", options=options)
+    assert not differences(by_hand.snapshot(net, flat), by_hand.snapshot(*expected[:2]))
+
+
+def prepared(accumulate):
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=accumulate)
+    net = by_hand.network()
+    return accelerator, *accelerator.prepare(net, by_hand.optimizer_for(by_hand.ROWS[1], net))
+
+
+def test_an_unchanged_loop_is_refused_not_wrong():
+    """Accelerate would call the last closure only, and the gradients of the others are nowhere to be seen."""
+    accelerator, model, optimizer = prepared(2)
+
+    def closure():
+        loss = F.cross_entropy(model(by_hand.batches(1)[0][0]), by_hand.batches(1)[0][1])
+        accelerator.backward(loss)
+        return loss
+
+    with accelerator.accumulate(model):
+        optimizer.step(closure)
+    with (
+        pytest.raises(cflat.ClosureError, match=r"accumulates over 2 micro-batches.*FlatSteps"),
+        accelerator.accumulate(model),
+    ):
+        optimizer.step(closure)
+    optimizer.optimizer.step(closure)  # a step of one's own, outside of Accelerate's count, is nobody's business
+    assert optimizer.optimizer.telemetry.steps == 1
+
+
+def test_without_accumulation_a_plain_closure_works():
+    accelerator, model, optimizer = prepared(1)
+    inputs, labels = by_hand.batches(1)[0]
+
+    def closure():
+        loss = F.cross_entropy(model(inputs), labels)
+        accelerator.backward(loss)
+        return loss
+
+    with accelerator.accumulate(model):
+        optimizer.step(closure)
+    assert optimizer.optimizer.telemetry.evaluations == 2
+
+
+def test_a_clip_that_comes_too_late_is_refused():
+    accelerator, model, optimizer = prepared(1)
+    inputs, labels = by_hand.batches(1)[0]
+    with accelerator.accumulate(model):
+        FlatSteps(accelerator, model, optimizer)(lambda: F.cross_entropy(model(inputs), labels))
+        accelerator.clip_grad_norm_(model.parameters(), 0.1)
+        with pytest.raises(cflat.ClosureError, match=r"StepOptions\(max_norm"):
+            optimizer.step()
+
+
+def test_a_plain_optimizer_is_refused():
+    accelerator = Accelerator(cpu=True)
+    net = by_hand.network()
+    model, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
+    with pytest.raises(cflat.ClosureError, match="Expected an optimizer of cflat"):
+        FlatSteps(accelerator, model, optimizer)
+
+
+def test_checkpoints_of_accelerate_hold_everything(tmp_path):
+    row = by_hand.ROWS[3]
+    accelerator = Accelerator(cpu=True)
+    net = by_hand.network()
+    model, optimizer = accelerator.prepare(net, by_hand.optimizer_for(row, net))
+    take = FlatSteps(accelerator, model, optimizer)
+
+    def train(batches):
+        for inputs, labels in batches:
+            take(lambda inputs=inputs, labels=labels: F.cross_entropy(model(inputs), labels))
+        return by_hand.snapshot(net, optimizer.optimizer)
+
+    train(by_hand.batches(8)[:4])
+    accelerator.save_state(tmp_path, safe_serialization=False)
+    expected = train(by_hand.batches(8)[4:])
+    accelerator.load_state(tmp_path)
+    assert optimizer.optimizer.telemetry.steps == 4
+    assert not differences(train(by_hand.batches(8)[4:]), expected)
