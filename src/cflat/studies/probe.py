@@ -58,7 +58,7 @@ class ProbeObserver(Observer):
         """Set up the shadows when the task's first phase begins."""
         self._optimizer = optimizer
         if optimizer.task_index == self.task and self.probe is None:
-            k = int(self.settings.get("k", 5))
+            k = int(self.settings.get("k") or 5)  # None: a budget takes the place of an interval
             weights = {name: value for name, value in self.settings.items() if name in ("lam", "beta")}
             self.probe = Probe(optimizer.all_params(), network, radii=self.radii, k=k, **weights)
 
