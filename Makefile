@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-slow test-integrations lint format clean
+.PHONY: demo test test-slow test-integrations lint format docs clean
 
 demo: $(VENV)/.bench  ## train digits with plain SGD, C-Flat and C-Flat Turbo; show what it gained and cost
 	$(BIN)/cflat demo
@@ -35,6 +35,18 @@ lint: $(VENV)/.dev  ## exactly what CI checks besides the tests
 	$(BIN)/lint-imports
 	$(BIN)/codespell src tests docs benchmarks examples README.md CHANGELOG.md CONTRIBUTING.md
 
+# The site needs no torch: sources are read as text. Its own environment is small and made in seconds.
+DOCS := 'mkdocs-material>=9.5' 'mkdocstrings[python]>=0.26' 'latex2mathml'
+
+docs: .venv-docs/.done  ## the documentation site, in site/; warnings and broken links are errors
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --quiet
+	@echo "Built site/: python3 -m http.server -d site"
+
+.venv-docs/.done: pyproject.toml
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/pip install --quiet --disable-pip-version-check $(DOCS)
+	@touch $@
+
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -53,4 +65,5 @@ $(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
 	@touch $@ $(VENV)/.bench
 
 clean:
-	rm -rf $(VENV) $(CLIENTS) build dist src/*.egg-info .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(CLIENTS) .venv-docs site build dist src/*.egg-info
+	rm -rf .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .hypothesis

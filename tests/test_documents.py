@@ -2,9 +2,18 @@
 
 import re
 import runpy
+import sys
+import types
 from pathlib import Path
 
 import pytest
+
+import cflat
+from cflat.data import list_datasets
+from cflat.data.catalog import DATASETS
+from cflat.methods import get_method_spec, list_methods
+from cflat.methods._catalog import METHODS
+from cflat.optim._catalog import OPTIMIZERS
 
 ROOT = Path(__file__).resolve().parents[1]
 SNIPPETS = [
@@ -12,7 +21,18 @@ SNIPPETS = [
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md")))
     if path.parent.name != "integrations"  # those run in the clients' environment: tests/integrations
     for number, code in enumerate(re.findall(r"^```python\n(.*?)^```", path.read_text(), flags=re.M | re.S))
+    if not code.startswith("--8<--")  # a whole example, which runs by itself
 ]
+
+
+@pytest.fixture(autouse=True)
+def _registries():
+    """What documents register is gone after them."""
+    tables = (METHODS, OPTIMIZERS, DATASETS)
+    before = [dict(table._entries) for table in tables]
+    yield
+    for table, entries in zip(tables, before, strict=True):
+        table._entries = entries
 
 
 @pytest.mark.parametrize("code", SNIPPETS)
@@ -21,24 +41,56 @@ def test_python_snippets_run(code, tmp_path, monkeypatch, capsys):
     exec(compile(code, "snippet", "exec"), {"__name__": "snippet"})
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("**/*.py")), ids=lambda path: path.stem)
 def test_examples_run(path, capsys):
-    from cflat.methods._catalog import METHODS
-    from cflat.optim._catalog import OPTIMIZERS
-
-    tables = (METHODS, OPTIMIZERS)
-    before = [dict(table._entries) for table in tables]
-    try:
-        runpy.run_path(str(path), run_name="__main__")
-    finally:
-        for table, entries in zip(tables, before, strict=True):
-            table._entries = entries
+    runpy.run_path(str(path), run_name="__main__")
     assert capsys.readouterr().out.strip()
 
 
-def test_readme_names_both_commands_and_every_optimizer():
-    import cflat
+@pytest.mark.parametrize(
+    ("folder", "names"), [("optimizers", cflat.list_optimizers()), ("methods", list_methods())], ids=("opt", "met")
+)
+def test_everything_that_is_registered_has_a_page_with_its_facts(folder, names):
+    for name in names:
+        text = (ROOT / "docs" / folder / f"{name}.md").read_text()
+        assert f"<!-- facts: {folder[:-1]} {name} -->" in text
 
+
+def test_every_dataset_is_described():
+    text = (ROOT / "docs" / "data.md").read_text()
+    for spec in list_datasets():
+        assert f"`{spec.name}`" in text or f"`{spec.name}:PATH`" in text, spec.name
+
+
+def test_the_site_reads_from_the_sources_what_the_registries_say(monkeypatch):
+    monkeypatch.setitem(sys.modules, "latex2mathml", types.ModuleType("latex2mathml"))
+    converter = types.ModuleType("latex2mathml.converter")
+    converter.convert = str
+    monkeypatch.setitem(sys.modules, "latex2mathml.converter", converter)
+    site = runpy.run_path(str(ROOT / "tools" / "site.py"))
+    found = {kind: site["registered"](kind) for kind in ("optimizer", "method")}
+    assert list(found["optimizer"]) == cflat.list_optimizers()
+    assert set(found["method"]) == set(list_methods())
+    for name, own in found["optimizer"].items():
+        spec = cflat.optim.get_optimizer_spec(name)
+        assert (own["class"], own["evaluations"], own.get("kept", 0)) == (
+            spec.cls.__name__,
+            spec.evaluations,
+            spec.kept,
+        )
+    for name in found["method"]:
+        text = site["facts"]("method", name)
+        assert f"| streams | {', '.join(get_method_spec(name).scenarios)} |" in text
+        assert f"| backbones | {', '.join(get_method_spec(name).families)} |" in text
+
+
+def test_the_makefile_installs_what_the_extra_names():
+    tomllib = pytest.importorskip("tomllib")  # Python 3.11
+    extra = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["docs"]
+    assert f"DOCS := {' '.join(repr(name) for name in extra)}\n" in (ROOT / "Makefile").read_text()
+
+
+def test_readme_names_both_commands_and_every_optimizer():
     text = (ROOT / "README.md").read_text()
     assert "make demo" in text
     assert "make test" in text

@@ -25,6 +25,7 @@ from cflat.config.presets import resolve_config
 from cflat.metrics import Spread
 from cflat.runs.folder import RunFolder
 from cflat.runs.run import run
+from data.test_images import write_image
 
 SMOKE = ["run", "--method", "icarl", "--data", "digits", "--preset", "smoke", "stream.initial=5", "stream.increment=5"]
 
@@ -346,3 +347,21 @@ def test_names_and_numbers_are_formatted() -> None:
     assert safe_name("a", "folder:/x/my data") == "a-folder-my-data"
     assert (percent(0.5), percent(float("nan"))) == ("50.00", "-")
     assert Spread(0.5, float("nan"), 1).text(scale=100) == "50.00"
+
+
+def test_a_broken_image_is_found_before_training_and_the_same_command_then_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for split, count in (("train", 4), ("test", 2)):
+        for name in ("ant", "bee", "cow", "doe"):
+            for index in range(count):
+                write_image(tmp_path / "photos" / split / name / f"{index}.png", seed=index)
+    broken = tmp_path / "photos" / "test" / "doe" / "1.png"
+    whole = broken.read_bytes()
+    broken.write_bytes(b"no image")
+    command = ["run", "--method", "simplecil", "--data", "folder:photos", "--preset", "smoke", "--quiet"]
+    assert run_app(command) == 2
+    assert "to see everything: cflat check-data folder:photos" in capsys.readouterr().err
+    assert run_app(["check-data", "folder:photos"]) == 1
+    broken.write_bytes(whole)
+    assert "Results: runs/simplecil-folder-photos-none-seed0\n" in output_of(capsys, *command)

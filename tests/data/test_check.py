@@ -6,8 +6,10 @@ import shutil
 import numpy as np
 import pytest
 
-from cflat._errors import ConfigError
-from cflat.data import check_dataset
+from cflat._errors import ConfigError, DataError
+from cflat.data import build_stream, check_dataset, load_dataset
+from cflat.data.check import require_readable
+from data.synthetic import dataset
 from data.test_datasets import arrays, class_folders, domain_lists
 
 
@@ -124,3 +126,33 @@ def test_reports_are_plain_json(tmp_path):
     assert content["ok"] is False
     assert content["train"]["images"] == 6
     assert content["findings"][0]["severity"] == "error"
+
+
+def test_broken_headers_are_found_without_decoding(tmp_path):
+    class_folders(tmp_path, classes=("ant", "bee"))
+    stream = build_stream(load_dataset(f"folder:{tmp_path}"), initial=1, increment=1)
+    require_readable(stream, f"folder:{tmp_path}")
+    (tmp_path / "train" / "bee" / "1.png").write_bytes(b"")
+    sentence = rf"Cannot read image '{tmp_path}/train/bee/1.png': it is not an image in a known format. Replace or"
+    command = f"cflat check-data folder:{tmp_path} --root /d"
+    with pytest.raises(DataError, match=rf"^{sentence} remove it; to see everything: {command}$"):
+        require_readable(stream, f"folder:{tmp_path}", "/d")
+    (tmp_path / "test" / "ant" / "0.png").unlink()
+    with pytest.raises(DataError, match="2 of 10 image files cannot be read"):
+        require_readable(stream, f"folder:{tmp_path}")
+
+
+@pytest.mark.parametrize("count", range(4, 60))
+def test_no_usual_split_has_a_task_of_one_class(count, caplog):
+    sizes = [task.num_classes for task in build_stream(dataset(count)).tasks]
+    assert min(sizes) >= 2
+    assert 2 <= len(sizes) <= 6
+    assert not caplog.records
+
+
+def test_a_task_of_one_class_is_warned_of(caplog):
+    build_stream(dataset(5), initial=2, increment=2)
+    assert "1 of 3 tasks of synthetic have a single class" in caplog.text
+    caplog.clear()
+    build_stream(dataset(3))
+    assert "stream.increment" in caplog.text

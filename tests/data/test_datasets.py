@@ -7,7 +7,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from torchvision.datasets import CIFAR100
+from torchvision.datasets import CIFAR10, CIFAR100
 
 from cflat._errors import ConfigError, DataError
 from cflat.data import BatchLoader, build_stream, eval_transform, list_datasets, load_dataset, locate_dataset
@@ -90,7 +90,10 @@ def test_embedded_data_needs_no_place_and_other_data_says_where_it_should_be(tmp
 
 def test_the_catalogue_is_complete():
     specs = {spec.name: spec for spec in list_datasets()}
-    expected = "cifar100 cub200 digits domainnet domains features folder imagenet_r npz objectnet rotated_digits"
+    expected = (
+        "cifar10 cifar100 core50 cub200 digits domainnet domains features folder imagenet_a imagenet_r npz objectnet "
+        "office_home pacs rotated_digits tiny_imagenet"
+    )
     assert " ".join(specs) == expected
     assert all(spec.title and spec.layout and spec.licence for spec in specs.values())
     assert specs["imagenet_r"].split == (20, 20)
@@ -128,7 +131,23 @@ def test_named_folder_datasets_are_found_below_the_root(tmp_path, monkeypatch):
         load_dataset("cub200")
 
 
-@pytest.mark.parametrize("name", ["cifar100", "cub200", "imagenet_r", "imagenet-r", "objectnet", "domainnet"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "cifar10",
+        "cifar100",
+        "core50",
+        "cub200",
+        "imagenet_a",
+        "imagenet_r",
+        "imagenet-r",
+        "objectnet",
+        "domainnet",
+        "office_home",
+        "pacs",
+        "tiny_imagenet",
+    ],
+)
 def test_missing_data_is_said_in_one_sentence(tmp_path, name):
     with pytest.raises(DataError, match=r"needs a data root: give one, or set \$CFLAT_DATA"):
         load_dataset(name)
@@ -147,8 +166,8 @@ def test_missing_paths_are_named(tmp_path, kind):
 
 
 def test_wrong_names_get_a_suggestion():
-    with pytest.raises(ConfigError, match=r"Unknown dataset 'cifar10'. Did you mean 'cifar100'\?"):
-        load_dataset("cifar10")
+    with pytest.raises(ConfigError, match=r"Unknown dataset 'cifar_100'. Did you mean 'cifar100'\?"):
+        load_dataset("cifar_100")
     with pytest.raises(ConfigError, match="'digits' takes no path"):
         load_dataset("digits:/tmp")
 
@@ -423,6 +442,119 @@ def test_real_cub200(shared):
     batch = next(BatchLoader(cub.test, eval_transform("paper", 64), 8, shuffle=False).epoch(0))
     assert batch.images.shape == (8, 3, 64, 64)
     assert build_stream(cub).num_tasks == 20
+
+
+def test_cifar10_in_the_files_of_torchvision(tmp_path, monkeypatch):
+    folder = tmp_path / "cifar-10-batches-py"
+    folder.mkdir()
+    pixels = np.random.default_rng(0).integers(0, 256, (2, 20, 3, 32, 32), dtype=np.uint8)
+    for name, data in zip(("data_batch_1", "test_batch"), pixels, strict=True):
+        (folder / name).write_bytes(pickle.dumps({"data": data.reshape(20, -1), "labels": [*range(10)] * 2}))
+    (folder / "batches.meta").write_bytes(pickle.dumps({"label_names": [f"name {index}" for index in range(10)]}))
+
+    def checksum(name):
+        return hashlib.md5((folder / name).read_bytes()).hexdigest()
+
+    monkeypatch.setattr(CIFAR10, "train_list", [["data_batch_1", checksum("data_batch_1")]])
+    monkeypatch.setattr(CIFAR10, "test_list", [["test_batch", checksum("test_batch")]])
+    monkeypatch.setattr(CIFAR10, "meta", {**CIFAR10.meta, "md5": checksum("batches.meta")})
+    loaded = load_dataset("cifar10", tmp_path)
+    assert loaded.class_names[3] == "name 3"
+    assert np.array_equal(loaded.test.pixels([7]), pixels[1, [7]])
+    assert build_stream(loaded).num_tasks == 5
+
+
+@pytest.mark.parametrize("is_sorted", [False, True])
+def test_tiny_imagenet_as_distributed_and_sorted_into_folders(tmp_path, is_sorted):
+    root = tmp_path / "tiny-imagenet-200"
+    wnids = [f"n{index:08}" for index in range(200)]
+    for wnid in wnids:
+        (root / "train" / wnid / "images").mkdir(parents=True)
+        (root / "train" / wnid / "images" / f"{wnid}_0.JPEG").touch()
+        (root / "train" / wnid / f"{wnid}_boxes.txt").touch()
+    place = root / "val" / wnids[3] if is_sorted else root / "val" / "images"
+    place.mkdir(parents=True)
+    (place / "val_0.JPEG").touch()
+    (root / "words.txt").write_text("".join(f"{wnid}\tword {wnid}, other\n" for wnid in wnids))
+    if not is_sorted:
+        (root / "val" / "val_annotations.txt").write_text(f"val_0.JPEG\t{wnids[3]}\t0\t32\t44\t62\n")
+    loaded = load_dataset("tiny_imagenet", tmp_path)
+    assert (len(loaded.train), loaded.test.labels.tolist()) == (200, [3])
+    assert loaded.class_names[3] == f"word {wnids[3]}"
+    assert (root / loaded.test.store.paths[0]).is_file()
+    (root / "words.txt").write_text("".join(f"{wnid}\tcrane\n" for wnid in wnids))
+    assert load_dataset("tiny_imagenet", tmp_path).class_names == tuple(wnids)
+    if not is_sorted:
+        (root / "val" / "val_annotations.txt").write_text("../x.JPEG\tn00000003\t0\n")
+        with pytest.raises(DataError, match=r"val_annotations.txt, line 1: expected a file name"):
+            load_dataset("tiny_imagenet", tmp_path)
+
+
+def test_core50_keeps_three_sessions_for_the_test(tmp_path):
+    root = tmp_path / "core50_128x128"
+    for session in range(1, 12):
+        for thing in range(1, 51):
+            folder = root / f"s{session}" / f"o{thing}"
+            folder.mkdir(parents=True)
+            (folder / f"C_{session:02}_{thing:02}_000.png").touch()
+    loaded = load_dataset("core50", tmp_path)
+    assert (len(loaded.train), len(loaded.test)) == (8 * 50, 3 * 50)
+    assert {path.split("/")[0] for path in loaded.test.store.paths} == {"s3", "s7", "s10"}
+    assert loaded.class_names[0] == "plug adapter 1"
+    assert loaded.class_names[49] == "remote control 5"
+    assert loaded.test.labels[loaded.test.store.paths.index("s3/o7/C_03_07_000.png")] == 6
+    assert [task.num_classes for task in build_stream(loaded).tasks] == [10, *[5] * 8]
+    (root / "s4" / "o9").rename(tmp_path / "elsewhere")
+    with pytest.raises(DataError, match=r"s4/o9' is missing"):
+        load_dataset("core50", tmp_path)
+
+
+def test_imagenet_a_is_class_folders(tmp_path):
+    class_folders(tmp_path / "imagenet-a", [f"n{index:08}" for index in range(200)], train=1, test=1)
+    assert build_stream(load_dataset("imagenet_a", tmp_path)).num_tasks == 10
+
+
+def test_office_home_is_split_by_ourselves(tmp_path):
+    root = tmp_path / "OfficeHomeDataset_10072016"
+    for domain in ("Art", "Clipart", "Product", "Real World"):
+        for label in range(65):
+            folder = root / domain / f"Thing_{label:02}"
+            folder.mkdir(parents=True)
+            for index in range(5):
+                (folder / f"{index:05}.jpg").touch()
+    loaded = load_dataset("office_home", tmp_path)
+    assert loaded.domain_names == ("Art", "Clipart", "Product", "Real World")
+    assert (len(loaded.train), len(loaded.test)) == (4 * 65 * 4, 4 * 65)
+    assert set(loaded.train.store.paths).isdisjoint(loaded.test.store.paths)
+    assert loaded.class_names[64] == "Thing_64"
+    stream = build_stream(loaded, "domain")
+    assert [task.name for task in stream.tasks] == list(loaded.domain_names)
+    (root / "Real World").rename(root / "RealWorld")
+    assert load_dataset("office_home", tmp_path).domain_names[3] == "Real World"
+    (root / "Art").rename(root / "Arts")
+    with pytest.raises(DataError, match="has no folder of the domain 'Art'"):
+        load_dataset("office_home", tmp_path)
+
+
+@pytest.mark.parametrize("has_lists", [True, False])
+def test_pacs_with_lists_and_without(tmp_path, has_lists):
+    domains = ("art_painting", "cartoon", "photo", "sketch")
+    classes = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
+    domain_lists(tmp_path / "pacs", domains, classes, train=4, test=1)
+    if not has_lists:
+        for file in (tmp_path / "pacs").glob("*.txt"):
+            file.unlink()
+    loaded = load_dataset("pacs", tmp_path)
+    assert (loaded.domain_names, loaded.class_names) == (domains, classes)
+    assert (len(loaded.train), len(loaded.test)) == (4 * 7 * 4, 4 * 7)
+
+
+def test_real_pacs_under_its_name(shared):
+    named, listed = (load_dataset(name, shared / "data") for name in ("pacs", f"domains:{shared / 'data' / 'pacs'}"))
+    assert (len(named.train), len(named.test)) == (4 * 7 * 40, 4 * 7 * 20)
+    assert named.train.store.paths == listed.train.store.paths
+    assert named.train.labels.tolist() == listed.train.labels.tolist()
+    assert named.class_names == listed.class_names
 
 
 def test_real_pacs(shared):

@@ -136,7 +136,7 @@ def stopped(tmp_path: Path) -> RunFolder:
 @pytest.mark.parametrize(
     "edit",
     [
-        ("batch_size: 16", "batch_size: 8"),
+        ("batch_size: 2", "batch_size: 8"),
         ("\nseed: 0", "\nseed: 1"),
         ("subsample_seed: 0", "subsample_seed: 1"),
         ("lr: 0.02", "lr: 0.03"),

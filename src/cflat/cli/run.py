@@ -131,10 +131,10 @@ def _observers(config: RunConfig, folder: Path, track: str | None, is_silent: bo
 
 
 def _free_folder(config: RunConfig) -> Path:
-    """Return a folder under ``runs`` that is not taken."""
+    """Return a folder under ``runs`` that is not taken; one that a failed start has left empty is not."""
     name = safe_name(config.method.name, config.data.name, config.optimizer.name, f"seed{config.seed}")
     path, number = Path("runs") / name, 2
-    while path.exists():
+    while path.exists() and any(not entry.name.startswith(".") for entry in path.iterdir()):
         path, number = Path("runs") / f"{name}-{number}", number + 1
     return path
 

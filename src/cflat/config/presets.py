@@ -31,6 +31,8 @@ PRESETS: dict[str, str] = {
     "smoke": "seconds: a tiny random network, one epoch, a handful of images; checks that everything runs",
 }
 
+SMOKE_IMAGES, SMOKE_STEPS = 8, 6
+"""Training images of a class in a smoke run, and the least steps of a usual task: directions are cached and reused."""
 BUDGETS = ("memory_total", "memory_per_class")
 """Two ways of stating an exemplar memory; they exclude each other."""
 
@@ -81,7 +83,7 @@ def preset_layer(preset: str, method: MethodSpec, data: DatasetSpec, backbone: A
         recipe.layer(),
         {"method": settings, "backbone": _backbone(preset, method, data, backbone)},
         {"stream": _stream(method, data), "data": _subsample(preset, data)},
-        {"train": _hurry(preset, method)},
+        {"train": _hurry(preset, method, data)},
     )
 
 
@@ -126,12 +128,18 @@ def _backbone(preset: str, method: MethodSpec, data: DatasetSpec, wanted: Any) -
     return {"name": "vit_base", "inputs": preset, "image_size": 224}
 
 
-def _hurry(preset: str, method: MethodSpec) -> Layer:
-    """Return what saves time on a small machine: large test batches, unless a method looks at the whole batch."""
+def _hurry(preset: str, method: MethodSpec, data: DatasetSpec) -> Layer:
+    """Return what saves time on a small machine: large test batches, unless a method looks at the whole batch.
+
+    A smoke run has small training batches, so that its few images make enough steps for everything to happen.
+    """
     if preset not in ("cpu", "smoke"):
         return {}
     test = {} if method.is_batchwise else {"eval_batch_size": 128}
-    return {**test, "epochs": 1, "first_epochs": None} if preset == "smoke" else test
+    if preset == "cpu":
+        return test
+    images = SMOKE_IMAGES * (4 if data.split is None else data.split[1])
+    return {**test, "epochs": 1, "first_epochs": None, "batch_size": min(16, max(2, images // SMOKE_STEPS))}
 
 
 def _stream(method: MethodSpec, data: DatasetSpec) -> Layer:
@@ -143,7 +151,7 @@ def _stream(method: MethodSpec, data: DatasetSpec) -> Layer:
 
 def _subsample(preset: str, data: DatasetSpec) -> Layer:
     if preset == "smoke":
-        return {"train_per_class": 8, "test_per_class": 4}
+        return {"train_per_class": SMOKE_IMAGES, "test_per_class": 4}
     if preset == "cpu" and not data.is_light:
         return {"train_per_class": 20, "test_per_class": 10}
     return {}

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import hashlib
+import shlex
+import warnings
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from PIL import Image
 
 from cflat._errors import DataError
 from cflat.data.catalog import DatasetSpec, dataset_spec, read_dataset
 from cflat.data.dataset import Dataset
 from cflat.data.images import ImageSet
+from cflat.data.pixels import FilePixels
+from cflat.data.stream import Stream
 
-__all__ = ["DataReport", "Finding", "SplitCounts", "check_dataset"]
+__all__ = ["DataReport", "Finding", "SplitCounts", "check_dataset", "require_readable"]
 
+HEADER_THREADS = 8
+"""Reading headers waits for the disk most of the time."""
 MAX_EXAMPLES = 10
 """Broken images, and duplicates, that are listed one by one before they are only counted."""
 
@@ -78,6 +86,32 @@ class DataReport:
         lines.append(f"  licence  {self.licence}")
         lines += [f"  {finding.severity}: {finding.message}" for finding in self.findings]
         return "\n".join(lines)
+
+
+def require_readable(stream: Stream, name: str, root: str | Path | None = None) -> None:
+    """Look at the headers of all image files of a stream, so that a broken one is found before training.
+
+    A header costs a small part of decoding an image; a file that was cut off later is not found here.
+
+    Args:
+        stream: What will be read.
+        name: Its dataset, as for `load_dataset`.
+        root: The data root.
+
+    Raises:
+        DataError: With the first file that cannot be read, and how to see them all.
+    """
+    sets = [images for task in stream.tasks for images in (task.train, task.test, task.validation)]
+    rows = [(images.store, row) for images in sets if images is not None for row in images.rows.tolist()]
+    files = [(store, row) for store, row in rows if isinstance(store, FilePixels)]
+    with warnings.catch_warnings(), ThreadPoolExecutor(HEADER_THREADS) as pool:
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our own limit is lower than its error
+        found = pool.map(lambda file: file[0].header_problem(file[1]), files)
+        problems = [problem for problem in found if problem is not None]
+    if problems:
+        words = ["cflat", "check-data", name, *(["--root", str(root)] if root is not None else [])]
+        count = f"{len(problems)} of {len(files)} image files cannot be read. " if len(problems) > 1 else ""
+        raise DataError(f"{count}{problems[0]} Replace or remove it; to see everything: {shlex.join(words)}")
 
 
 def check_dataset(name: str, root: str | Path | None = None, *, read_images: bool = True) -> DataReport:

@@ -192,6 +192,16 @@ class FilePixels:
         except (OSError, ValueError) as error:
             raise DataError(f"Cannot read image {str(path)!r}: {_reason(error)}.") from error
 
+    def header_problem(self, row: int) -> str | None:
+        """Return what is wrong with an image as far as its first bytes tell; None if nothing is."""
+        path = self.root / self.paths[row]
+        try:
+            with Image.open(_regular(path), formats=FORMATS) as image:
+                _require_modest(*image.size)
+            return None
+        except Exception as error:  # decoders fail in more ways than can be listed
+            return f"Cannot read image {str(path)!r}: {_reason(error)}."
+
     def describe(self, row: int) -> str:
         """Name an image by its path."""
         return str(self.root / self.paths[row])

@@ -8,6 +8,7 @@ takes ``initial`` classes, every later one ``increment``, and the last one what 
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -22,6 +23,8 @@ from cflat.data.images import ImageSet
 from cflat.data.pixels import Indices, PixelStore
 
 __all__ = ["DomainLabels", "Scenario", "Split", "Stream", "Task", "build_stream", "class_order", "task_sizes"]
+
+logger = logging.getLogger(__name__)
 
 Scenario: TypeAlias = Literal["class", "task", "domain"]
 DomainLabels: TypeAlias = Literal["shared", "growing"]
@@ -183,14 +186,32 @@ def build_stream(
         usual[0] if initial is None else initial,
         usual[1] if increment is None else increment,
     )
+    if min(sizes) == 1:
+        logger.warning(
+            "%d of %d tasks of %s have a single class: there is nothing to tell apart in them, and a method that "
+            "learns from one task at a time learns nothing. Choose stream.initial and stream.increment so that each "
+            "has two.",
+            sizes.count(1),
+            len(sizes),
+            dataset.name,
+        )
     groups = np.split(class_order(dataset.num_classes, order_seed), np.cumsum(sizes)[:-1])
     order = [groups[i] for i in class_order(len(groups), task_order_seed)]
     return _require_validation(dataset, _class_stream(dataset, scenario, order))
 
 
 def _even_split(num_classes: int) -> tuple[int, int]:
-    size = -(-num_classes // DEFAULT_NUM_TASKS)
-    return size, size
+    """Return an even split whose tasks all have at least two classes, unless there are fewer than four.
+
+    >>> [task_sizes(count, *_even_split(count)) for count in (2, 3, 5, 7, 10, 13)]
+    [[1, 1], [2, 1], [3, 2], [3, 2, 2], [2, 2, 2, 2, 2], [4, 3, 3, 3]]
+    """
+    if num_classes < 4:
+        half = -(-num_classes // 2)
+        return half, half  # two tasks: one would be no stream
+    size = max(2, -(-num_classes // DEFAULT_NUM_TASKS))
+    is_left = (num_classes - size) % size == 1
+    return size + is_left, size
 
 
 def _class_stream(dataset: Dataset, scenario: Scenario, groups: list[Indices]) -> Stream:

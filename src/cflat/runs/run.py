@@ -26,6 +26,7 @@ from cflat.data import (
     vector_size,
     with_label_noise,
 )
+from cflat.data.check import require_readable
 from cflat.methods import Method, StreamInfo, create_method
 from cflat.nn.backbone import Backbone, create_backbone
 from cflat.runs.changes import changed_keys, identity
@@ -203,9 +204,11 @@ def make_stream(config: RunConfig) -> Stream:
             domain_order=stream.domain_order,
         )
         built = built if stream.max_tasks is None else built.first(stream.max_tasks)
-        return with_label_noise(built, data.label_noise, data.subsample_seed)
+        built = with_label_noise(built, data.label_noise, data.subsample_seed)
     except ValueError as error:
         raise ConfigError(f"stream: {error}") from error
+    require_readable(built, data.name, data.root)
+    return built
 
 
 def evaluated_splits(config: RunConfig) -> tuple[Split, ...]:

@@ -14,7 +14,7 @@ from cflat.data.datasets.npz import load_npz
 from cflat.data.images import ImageSet
 from cflat.data.pixels import ArrayPixels
 
-__all__ = ["load_cifar100"]
+__all__ = ["load_cifar", "load_cifar100"]
 
 
 @register_dataset(
@@ -32,21 +32,27 @@ __all__ = ["load_cifar100"]
 )
 def load_cifar100(source: Source) -> Dataset:
     """Load whichever form is there; the npz form may hold a part of the images."""
+    return load_cifar(source, "CIFAR100")
+
+
+def load_cifar(source: Source, kind: str) -> Dataset:
+    """Load an npz file, or the files that torchvision's class of this name reads."""
     place = source.find()
     if place.suffix == ".npz":
         return load_npz(replace(source, path=place))
-    train, names = _read_split(place.parent, train=True)
-    test, _ = _read_split(place.parent, train=False)
-    return Dataset("cifar100", train, test, names)
+    train, names = _read_split(source, kind, place.parent, train=True)
+    test, _ = _read_split(source, kind, place.parent, train=False)
+    return Dataset(source.spec.name, train, test, names)
 
 
-def _read_split(root: Path, *, train: bool) -> tuple[ImageSet, tuple[str, ...]]:
-    from torchvision.datasets import CIFAR100
+def _read_split(source: Source, kind: str, root: Path, *, train: bool) -> tuple[ImageSet, tuple[str, ...]]:
+    from torchvision import datasets
 
+    reader, title = getattr(datasets, kind), source.spec.title
     try:
-        raw = CIFAR100(str(root), train=train, download=False)  # compares checksums before it unpickles
+        raw = reader(str(root), train=train, download=False)  # compares checksums before it unpickles
     except (RuntimeError, OSError) as error:
-        place = str(root / CIFAR100.base_folder)
-        raise DataError(f"CIFAR-100 in {place!r} is incomplete or altered; download it again.") from error
-    store = ArrayPixels(np.asarray(raw.data), f"CIFAR-100 {'train' if train else 'test'}")
+        place = str(root / reader.base_folder)
+        raise DataError(f"{title} in {place!r} is incomplete or altered; download it again.") from error
+    store = ArrayPixels(np.asarray(raw.data), f"{title} {'train' if train else 'test'}")
     return ImageSet(store, raw.targets), tuple(raw.classes)

@@ -11,7 +11,7 @@ from cflat.data.catalog import DatasetSpec, Source, register_dataset
 from cflat.data.dataset import Dataset, Report
 from cflat.data.images import ImageSet
 
-__all__ = ["SUFFIXES", "image_files", "load_class_folders"]
+__all__ = ["SUFFIXES", "class_folders", "image_files", "index_split", "load_class_folders"]
 
 SUFFIXES = frozenset((".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp"))
 
@@ -31,19 +31,20 @@ def load_class_folders(source: Source) -> Dataset:
     for split in ("train", "test"):
         if not (root / split).is_dir():
             raise DataError(f"{str(root)!r} has no folder {split!r}. Expected {source.spec.layout}.")
-    class_names, tested = (_class_folders(root / split, source.report) for split in ("train", "test"))
+    class_names, tested = (class_folders(root / split, source.report) for split in ("train", "test"))
     for name in sorted(set(tested) - set(class_names)):
         source.report(
             f"Class {name!r} is in the test split but not in the train split of {str(root)!r};"
             " add training images or remove it."
         )
     label_of = {name: label for label, name in enumerate(class_names)}
-    train = _index_split(source, root, "train", label_of)
-    test = _index_split(source, root, "test", {name: label_of[name] for name in tested if name in label_of})
+    train = index_split(source, root, "train", label_of)
+    test = index_split(source, root, "test", {name: label_of[name] for name in tested if name in label_of})
     return Dataset(root.name, train, test, tuple(class_names))
 
 
-def _index_split(source: Source, root: Path, split: str, label_of: Mapping[str, int]) -> ImageSet:
+def index_split(source: Source, root: Path, split: str, label_of: Mapping[str, int]) -> ImageSet:
+    """Return the images of the class folders below ``root/split``."""
     paths: list[str] = []
     labels: list[int] = []
     for name, label in label_of.items():
@@ -53,7 +54,7 @@ def _index_split(source: Source, root: Path, split: str, label_of: Mapping[str, 
     return source.images(root, paths, labels)
 
 
-def _class_folders(folder: Path, report: Report) -> list[str]:
+def class_folders(folder: Path, report: Report) -> list[str]:
     """Return the names of the class folders; one may be a link, but not to a folder that contains it."""
     names = []
     for entry in _entries(folder, report):

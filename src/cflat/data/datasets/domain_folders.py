@@ -1,0 +1,51 @@
+"""``<domain>/<class>/`` folders, with file lists or without: the layout that several datasets share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cflat._errors import DataError
+from cflat.data.catalog import Source
+from cflat.data.dataset import Dataset, Report
+from cflat.data.datasets.file_list import TRAIN_LIST, DomainLists, Entry, build_domain_dataset, read_domain_lists
+from cflat.data.datasets.image_folder import class_folders, image_files
+
+__all__ = ["load_domain_folders"]
+
+TEST_EVERY = 5
+"""Without lists: in each class of a domain, in alphabetical order, every fifth image is a test image."""
+
+
+def load_domain_folders(source: Source) -> Dataset:
+    """Load the domains of the catalogue entry: by their lists if there are any, else with our own split."""
+    root, names = source.find(), source.spec.domains
+    if any((root / f"{name}{TRAIN_LIST}").is_file() for name in names):
+        return build_domain_dataset(source, root, read_domain_lists(root, names, source.report))
+    folders = {name: _folder(root, name, source) for name in names}
+    classes = sorted({label for folder in folders.values() for label in class_folders(folder, source.report)})
+    label_of = {name: label for label, name in enumerate(classes)}
+    domains = [_split(root, name, folder, label_of, source.report) for name, folder in folders.items()]
+    return build_domain_dataset(source, root, domains)
+
+
+def _folder(root: Path, domain: str, source: Source) -> Path:
+    """Return the folder of a domain; distributions differ in how they write a space and capitals."""
+    wanted = _plain(domain)
+    found = [path for path in sorted(root.iterdir()) if path.is_dir() and _plain(path.name) == wanted]
+    if not found:
+        raise DataError(f"{str(root)!r} has no folder of the domain {domain!r}. Expected {source.spec.layout}.")
+    return found[0]
+
+
+def _plain(name: str) -> str:
+    return "".join(letter for letter in name.lower() if letter.isalnum())
+
+
+def _split(root: Path, name: str, folder: Path, label_of: dict[str, int], report: Report) -> DomainLists:
+    train: list[Entry] = []
+    test: list[Entry] = []
+    for label in class_folders(folder, report):
+        for index, path in enumerate(image_files(folder / label, report)):
+            entry = Entry(path.relative_to(root).as_posix(), label_of[label])
+            (test if index % TEST_EVERY == TEST_EVERY - 1 else train).append(entry)
+    return DomainLists(name, train, test)

@@ -1,0 +1,128 @@
+"""Hooks of the documentation site: facts read from the sources, formulas as MathML, and the pages of integrations.
+
+Nothing is imported from the package: its sources are read as text, so that the site is built without torch.
+"""
+
+from __future__ import annotations
+
+import ast
+import html
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from latex2mathml.converter import convert
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCES = {"optimizer": ROOT / "src/cflat/optim", "method": ROOT / "src/cflat/methods"}
+MARKER = re.compile(r"^<!-- (facts|table): (optimizer|method)s?(?: (\w+))? -->$", flags=re.M)
+INLINE = re.compile(r'<span class="arithmatex">\\\((.*?)\\\)</span>', flags=re.S)
+DISPLAY = re.compile(r'<div class="arithmatex">\s*\\\[(.*?)\\\]\s*</div>', flags=re.S)
+PLACES = {
+    "integrations": "In your trainer",
+    "optimizers": "Optimizers",
+    "methods": "Methods",
+    "reference": "API",
+    "tutorials": "Start here",
+}
+"""Where pages of a folder go that the navigation does not name."""
+
+
+def on_config(config: Any) -> Any:
+    """Give every page that the navigation does not name a place in it: by its folder, or among the guides."""
+    docs = Path(config["docs_dir"])
+    named = set(_pages(config["nav"]))
+    for path in sorted(docs.rglob("*.md"), key=lambda path: (path.stem not in ("index", "README"), path)):
+        page = path.relative_to(docs).as_posix()
+        if page not in named:
+            title = PLACES.get(page.partition("/")[0], "How to")
+            next(entry[title] for entry in config["nav"] if title in entry).append(page)
+    return config
+
+
+def _pages(nav: Any) -> Iterator[str]:
+    """Yield the pages of a navigation, whatever the depth."""
+    if isinstance(nav, str):
+        yield nav
+    else:
+        for entry in nav.values() if isinstance(nav, dict) else nav:
+            yield from _pages(entry)
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Put tables in the place of markers."""
+
+    def table(match: re.Match[str]) -> str:
+        what, kind, name = match.groups()
+        return facts(kind, name) if what == "facts" else overview(kind)
+
+    return MARKER.sub(table, markdown)
+
+
+def on_page_content(content: str, **_: Any) -> str:
+    """Turn formulas into MathML, which browsers draw without a script and without a network."""
+    content = DISPLAY.sub(lambda match: _mathml(match[1], "block"), content)
+    return INLINE.sub(lambda match: _mathml(match[1], "inline"), content)
+
+
+def _mathml(text: str, display: str) -> str:
+    return str(convert(html.unescape(text).strip(), display=display))
+
+
+@cache
+def registered(kind: str) -> dict[str, dict[str, Any]]:
+    """Return what the decorators ``register_optimizer`` and ``register_method`` say, by name."""
+    found: dict[str, dict[str, Any]] = {}
+    for path in sorted(SOURCES[kind].glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.ClassDef):
+                continue
+            for call in node.decorator_list:
+                if isinstance(call, ast.Call) and getattr(call.func, "id", "") == f"register_{kind}":
+                    values = {word.arg: _literal(word.value) for word in call.keywords}
+                    found[ast.literal_eval(call.args[0])] = {"class": node.name, **values}
+    return found
+
+
+def _literal(node: ast.expr) -> Any:
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        return ast.unparse(node)
+
+
+def facts(kind: str, name: str) -> str:
+    """Return the table at the top of a page."""
+    own = registered(kind)[name]
+    rows = {"name": f"`{name}`", "class": f"`cflat.{'methods.' if kind == 'method' else ''}{own['class']}`"}
+    if kind == "optimizer":
+        rows["evaluations per step"] = own["evaluations"]
+        kept = own.get("kept", 0)
+        rows["kept between steps"] = f"{kept or 'no'} gradient-sized buffer{'' if kept == 1 else 's'}"
+    else:
+        rows["streams"] = ", ".join(own.get("scenarios", ("class", "task")))
+        rows["backbones"] = ", ".join(own.get("families", ("vit", "resnet", "other")))
+        rows["exemplar memory"] = "yes" if own.get("needs_memory") else "no"
+        rows["starts from a pretrained network"] = "yes" if own.get("is_pretrained") else "no"
+    if own.get("paper"):
+        rows["paper"] = own["paper"]
+    first, *others = (f"| {key} | {value} |" for key, value in rows.items())
+    return "\n".join([first, "|---|---|", *others])
+
+
+def overview(kind: str) -> str:
+    """Return the table of all optimizers, or of all methods."""
+    if kind == "optimizer":
+        lines = ["| name | what it does | evaluations per step | kept buffers |", "|---|---|---|---|"]
+        for name, own in registered(kind).items():
+            cells = (own["summary"], own["evaluations"], own.get("kept", 0))
+            lines.append(f"| [`{name}`]({name}.md) | {' | '.join(map(str, cells))} |")
+        return "\n".join(lines)
+    lines = ["| name | what it does | streams | memory | pretrained |", "|---|---|---|---|---|"]
+    for name, own in registered(kind).items():
+        words = ("yes" if own.get(key) else "no" for key in ("needs_memory", "is_pretrained"))
+        streams = ", ".join(own.get("scenarios", ("class", "task")))
+        lines.append(f"| [`{name}`]({name}.md) | {own['summary']} | {streams} | {' | '.join(words)} |")
+    return "\n".join(lines)
