@@ -211,6 +211,8 @@ def test_a_changed_base_does_not_mix_runs(tmp_path: Path) -> None:
         ({"axes": {"base.lr": {"low": 0, "high": 1, "scale": "lin"}}, "sample": 2}, "sweep.axes.base.lr.scale"),
         ({"axes": {"base.lr": {"lo": 0, "high": 1}}, "sample": 2}, "Did you mean 'low'?"),
         ({"axes": {"base.lr": list(range(1, 200)), "train.epochs": list(range(1, 200))}}, "39601 runs"),
+        ({"seeds": list(range(20_000))}, "more than 10000; list fewer values or seeds"),
+        ({"axes": {"base.lr": {"low": 0.1, "high": 1}}, "sample": 200, "seeds": list(range(100))}, "has 20000 runs"),
     ],
 )
 def test_wrong_sweeps_are_refused(change: dict[str, Any], message: str) -> None:
