@@ -104,6 +104,10 @@ def test_duct_is_pilots_outside_domainnet_and_the_authors_there() -> None:
     )
     assert (authors.similarity_scales, authors.reset_sigma, authors.sinkhorn) == (False, True, "plain")
     assert authors.regularization == 0.01
+    office, core50 = (resolve("duct", data, "pilot") for data in ("office_home", "core50"))
+    assert (office.train.epochs, office.method.settings.regularization) == (15, 0.1)
+    assert (core50.train.epochs, core50.method.settings.backbone_lr_scale) == (10, 0.001)
+    assert core50.method.settings.regularization == 0.2
     sound = resolve("duct", "domainnet", "paper").method.settings
     assert (sound.similarity_scales, sound.reset_sigma, sound.normalize_plan, sound.sinkhorn) == (
         True,

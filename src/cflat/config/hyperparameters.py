@@ -115,11 +115,13 @@ PILOT: dict[str, dict[str, Recipe]] = {
     },
     "duct": {
         "domainnet": replace(_DUCT, epochs=15, method={"regularization": 0.01, **_DUCT_AUTHORS}),
+        "office_home": replace(_DUCT, epochs=15, method={"regularization": 0.1, **_DUCT_AUTHORS}),
+        "core50": replace(_DUCT, method={"regularization": 0.2, "backbone_lr_scale": 0.001, **_DUCT_AUTHORS}),
         "*": replace(_DUCT, method=_DUCT_QUIRKS),
     },
     "*": {"*": _TUNE},
 }
-"""By method, then dataset; ``*`` stands for all others. DUCT on DomainNet, which PILOT lacks, is the authors' code."""
+"""By method, then dataset; ``*`` stands for all others. DUCT is the authors' code where PILOT lacks the data."""
 
 _SCRATCH = replace(
     _TUNE,
