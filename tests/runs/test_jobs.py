@@ -20,7 +20,7 @@ from cflat.config.presets import resolve_config
 from cflat.runs.folder import RunFolder, RunSummary
 from cflat.runs.jobs import Job, JobsFailed, run_jobs
 from cflat.runs.ray_executor import RayExecutor
-from cflat.train import TrainingInterrupted
+from cflat.train import StateNotSaved, TrainingInterrupted
 from counting import Counting
 from processes import processes_in
 
@@ -176,6 +176,23 @@ def test_a_stop_saves_what_runs(tmp_path: Path) -> None:
     # No checkpoint is due before an hour: they were asked to save. The third never had a place to run.
     assert [has_checkpoint(one.out) for one in jobs] == [True, True, False]
     assert not jobs[2].out.exists()
+
+
+@pytest.mark.usefixtures("_ray")
+def test_a_stop_that_cannot_save_is_not_said_to_have_saved(tmp_path: Path) -> None:
+    endless = {**TINY, "train": {"epochs": 100_000, "checkpoint_minutes": 60}}
+    jobs = [job(tmp_path / f"run{seed}", seed, base=endless) for seed in range(2)]
+
+    def is_time() -> bool:
+        if not all((one.out / "metrics.jsonl").is_file() for one in jobs):
+            return False
+        (jobs[1].out / "checkpoints").touch()  # a file where the folder should be
+        return True
+
+    with pytest.raises(StateNotSaved, match=r"not all could save .+run1: .+checkpoints' cannot be written") as raised:
+        run_jobs(jobs, RayExecutor(should_stop=is_time))
+    assert "run0" not in str(raised.value)
+    assert has_checkpoint(jobs[0].out)
 
 
 def kill_when(is_time: Callable[[], bool], folder: Path, number: signal.Signals, killed: list[int]) -> None:

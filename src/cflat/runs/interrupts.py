@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM as a question that the trainer asks after every step."""
+"""SIGINT and SIGTERM as a question that the trainer asks after every step and between the batches of other passes."""
 
 from __future__ import annotations
 

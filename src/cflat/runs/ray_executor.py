@@ -14,19 +14,19 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 from cflat._errors import CFlatError, ConfigError, DataError, check
 from cflat.config.documents import Layer
 from cflat.config.run_config import RunConfig, parse_config
 from cflat.runs.interrupts import StopRequest
 from cflat.runs.jobs import Job, JobsFailed, carry_out
-from cflat.train import TrainingInterrupted
+from cflat.train import StateNotSaved, TrainingInterrupted
 
 __all__ = ["RayExecutor"]
 
@@ -60,7 +60,7 @@ class RayExecutor:
     gpus_per_job: float = 1.0
     """In (0, 1]; 0.5 lets two jobs share a GPU."""
     should_stop: Callable[[], bool] = lambda: False
-    """Asked twice a second; True lets the running jobs save and raises `TrainingInterrupted`."""
+    """Asked twice a second; True lets the running jobs save and raises `TrainingInterrupted`, or `StateNotSaved`."""
 
     def __post_init__(self) -> None:
         try:
@@ -75,6 +75,7 @@ class RayExecutor:
             ConfigError: If Ray is missing or does not answer, or a job wants several processes.
             JobsFailed: If some jobs failed, after all others are done.
             TrainingInterrupted: If it was asked to stop.
+            StateNotSaved: If it was asked to stop and some jobs could not save.
         """
         for job in jobs:
             _require_one_process(job)
@@ -84,7 +85,7 @@ class RayExecutor:
             try:
                 while pending:
                     if self.should_stop():
-                        raise TrainingInterrupted("The jobs were asked to stop; what they have is saved.")
+                        _stop(ray, pending)
                     done, _ = ray.wait(list(pending), timeout=POLL_SECONDS)
                     for task in done:
                         job = pending.pop(task)
@@ -155,12 +156,33 @@ def _outcome(ray: ModuleType, task: Any, job: Job) -> str | None:
     return reason
 
 
-def _cancel(ray: ModuleType, tasks: list[Any]) -> None:
-    """Take back what waits, ask what runs to save and stop, and wait for it."""
+def _stop(ray: ModuleType, pending: dict[Any, Job]) -> NoReturn:
+    """Let all jobs save and stop.
+
+    Raises:
+        TrainingInterrupted: If they did.
+        StateNotSaved: Naming those that could not.
+    """
+    tasks = list(pending)
+    late = _cancel(ray, tasks)
+    lost = [f"{pending[task].out}: It does not answer." for task in late]
+    for task in set(tasks) - set(late):
+        with suppress(ray.exceptions.RayError):  # it was taken back, or stopped as it should
+            reason = ray.get(task)
+            if reason is not None:
+                lost.append(f"{pending.pop(task).out}: {reason}")
+    pending.clear()
+    if lost:
+        raise StateNotSaved(f"The jobs were asked to stop, but not all could save what they have. {' '.join(lost)}")
+    raise TrainingInterrupted("The jobs were asked to stop; what they have is saved.")
+
+
+def _cancel(ray: ModuleType, tasks: list[Any]) -> list[Any]:
+    """Take back what waits, ask what runs to save and stop, and wait for it; return those that did not end."""
     for task in reversed(tasks):  # the last first: what waits must not begin when others end
         ray.cancel(task)
-    if tasks:
-        ray.wait(tasks, num_returns=len(tasks), timeout=GRACE_SECONDS)
+    late: list[Any] = ray.wait(tasks, num_returns=len(tasks), timeout=GRACE_SECONDS)[1] if tasks else []
+    return late
 
 
 @contextmanager
