@@ -16,18 +16,22 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 
 from cflat import ConfigError, DataError
+from cflat.cli.main import run_app
 from cflat.config.documents import parse_overrides
 from cflat.config.presets import resolve_config
 from cflat.config.run_config import RunConfig
+from cflat.data import Task
+from cflat.nn.backbone import create_backbone
 from cflat.runs import run as run_module
 from cflat.runs.changes import change_config
 from cflat.runs.folder import RunFolder
 from cflat.runs.interrupts import StopRequest
 from cflat.runs.plan import plan_run
 from cflat.runs.run import assemble, resume, run
-from cflat.train import TrainingInterrupted
+from cflat.train import Observer, TrainingInterrupted
 from cflat.train.checkpoint import CheckpointStore
 
 SMALL = [
@@ -180,6 +184,47 @@ def test_what_does_not_decide_the_result_may_change(stopped: RunFolder, finished
 def test_what_decides_the_result_may_not_change(override: str) -> None:
     with pytest.raises(ConfigError, match=rf"^{override.partition('=')[0]}.* cannot be changed from .+ on resume"):
         change_config(config(), parse_overrides([override]))
+
+
+def test_the_command_takes_what_may_change_and_nothing_else(
+    stopped: RunFolder, finished: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = str(stopped.path)
+    assert run_app(["run", "--resume", out, "--seed", "1"]) == 2
+    assert "seed cannot be changed from 0 to 1 on resume" in capsys.readouterr().err
+    assert run_app(["run", "--resume", out, "train.batch_size=8", "runtime.threads=1"]) == 2
+    assert "train.batch_size cannot be changed from 16 to 8 on resume" in capsys.readouterr().err
+    assert (
+        run_app(["run", "--resume", out, "--data-root", str(tmp_path), "runtime.threads=1", "--seed", "0", "-q"]) == 0
+    )
+    assert without_time(stopped.load_summary()) == without_time(finished.load_summary())
+
+
+@pytest.mark.parametrize("method", ["simplecil", "duct"])
+def test_weights_come_from_the_checkpoint(method: str, tmp_path: Path) -> None:
+    """So that their file may lie elsewhere, or be gone."""
+    torch.manual_seed(5)
+    file = tmp_path / "weights.safetensors"
+    save_file(create_backbone("vit_smoke", image_size=8).state_dict(), file)
+    whole = config(f"method={method}", "backbone.name=vit_smoke", f"backbone.weights={file}")
+    expected = run(whole, tmp_path / "whole")
+    with pytest.raises(TrainingInterrupted):
+        run(whole, tmp_path / "run", observers=[later := Later()], should_stop=later)
+    file.unlink()
+    elsewhere = change_config(whole, parse_overrides(["backbone.weights=random"]))
+    assert without_time(run(elsewhere, tmp_path / "run", resume=True)) == without_time(expected)
+
+
+class Later(Observer):
+    """Ask to stop in the second task."""
+
+    is_time = False
+
+    def on_task_start(self, task: Task) -> None:
+        self.is_time = task.index == 1
+
+    def __call__(self) -> bool:
+        return self.is_time
 
 
 def write_images(root: Path) -> None:

@@ -55,7 +55,7 @@ def test_stops_anywhere_leave_no_trace(name: str, tmp_path: Path) -> None:
     last = tiny_method(name, stream)
     result = tiny_run(last, stream, folder=tmp_path, resume=True, epochs=1)
     assert result.accuracy == expected.accuracy
-    assert result.cost["evaluations"] == expected.cost["evaluations"]
+    assert result.cost.evaluations == expected.cost.evaluations
     for key, value in whole.state_dict().items():
         assert torch.equal(value, last.state_dict()[key]), key
 

@@ -9,23 +9,17 @@ from cflat._errors import ConfigError
 from cflat.config.documents import merge
 from cflat.config.run_config import RunConfig, parse_config
 
-__all__ = ["MAY_CHANGE", "change_config", "changed_keys", "identity"]
+__all__ = ["change_config", "changed_keys", "identity", "may_change"]
 
-MAY_CHANGE = (
-    "data.root",
-    "backbone.weights",
-    "runtime.accelerator",
-    "runtime.devices",
-    "runtime.num_nodes",
-    "runtime.strategy",
-    "runtime.threads",
-    "runtime.prefetch",
-)
-"""Keys that a resumed run may have other values of.
+PLACES = ("data.root", "backbone.weights")
+"""Images are compared by content, and weights come from the checkpoint."""
+PRECISION = "runtime.precision"
+"""The only key of ``runtime`` that is part of what is computed; the number of ranks is compared itself."""
 
-Images are compared by content, weights come from the checkpoint, and the number of ranks is compared itself. The
-precision is not among these: it is part of what is computed.
-"""
+
+def may_change(key: str) -> bool:
+    """Whether a resumed run may have another value of this dotted key."""
+    return key in PLACES or (key.startswith("runtime.") and key != PRECISION)
 
 
 def identity(config: RunConfig) -> dict[str, Any]:
@@ -33,7 +27,7 @@ def identity(config: RunConfig) -> dict[str, Any]:
 
     Of ``folder:PATH`` and the like only the kind counts: the images there are compared by content.
     """
-    values = {key: value for key, value in _flat(config.to_dict()).items() if key not in MAY_CHANGE}
+    values = {key: value for key, value in _flat(config.to_dict()).items() if not may_change(key)}
     return {**values, "data.name": config.data.name.partition(":")[0]}
 
 
@@ -49,7 +43,7 @@ def change_config(config: RunConfig, layer: Mapping[str, Any]) -> RunConfig:
         if before.get(key) != after.get(key):
             raise ConfigError(
                 f"{key} cannot be changed from {before.get(key)!r:.80} to {after.get(key)!r:.80} on resume: that would "
-                f"be another run. What can: {', '.join(MAY_CHANGE)}."
+                f"be another run. What can: {', '.join(PLACES)}, and runtime.* but {PRECISION}."
             )
     return changed
 

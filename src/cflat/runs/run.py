@@ -75,7 +75,7 @@ def run(
     """Train as ``config`` says and return the result, which is also in ``out``.
 
     Args:
-        config: What to do; on resume it may differ from the run's own in the keys of `MAY_CHANGE`.
+        config: What to do; on resume it may differ from the run's own where `may_change` says so.
         out: The run directory, absent or empty; None keeps nothing on disk.
         resume: Go on with the run that is in ``out``; a finished one is only read.
         num_tasks: Come back after so many tasks; ``resume`` goes on from there, and the summary is written at the end.
