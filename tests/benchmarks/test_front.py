@@ -1,0 +1,82 @@
+"""The front's arithmetic: the same trials for every row, paired intervals, edges, and tables of what is finished."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from scipy.stats import ttest_rel
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+import front
+from front_streams import ROWS, STREAMS, Places
+
+from cflat.config.presets import resolve_config
+from cflat.optim import list_optimizers
+
+PLACES = Places(Path("/data"), Path("/weights.safetensors"), Path("/features.npz"))
+
+
+def test_more_trials_begin_with_the_same_ones_and_stay_in_the_range() -> None:
+    bench = STREAMS["digits-task"]
+    few, many = (front.design(bench, trials) for trials in (4, 16))
+    assert many[:4] == few
+    assert len({point.rate for point in many}) == 16
+    assert all(bench.rates[0] < point.rate < bench.rates[1] for point in many)
+    assert all(bench.radii[0] < point.radius < bench.radii[1] for point in many)
+
+
+def test_every_optimizer_has_a_row_and_every_row_a_configuration_on_every_stream() -> None:
+    assert {row.optimizer["name"] for row in ROWS.values()} == set(list_optimizers())
+    request = front.Front(Path("out"), PLACES, 2, 1, None, 1, front.Progress(1.0))
+    for bench in STREAMS.values():
+        point = front.design(bench, 1)[0]
+        for row in ROWS.values():
+            config = request.config(bench, point.layer(row), split="validation", seed=3)
+            assert (config.seed, config.base.lr) == (3, front.rounded(point.rate))
+            assert (config.data.validation, config.data.evaluate) == (front.VALIDATION, "validation")
+            assert config == resolve_config(config.to_dict())
+            if row.radius is not None:
+                assert config.optimizer.keywords()["rho"] == front.rounded(point.radius * row.radius)
+
+
+def test_intervals_are_those_of_the_paired_t_test() -> None:
+    values, reference = [0.81, 0.84, 0.79, 0.88], [0.80, 0.80, 0.80, 0.85]
+    mean, half = front.interval(values, reference)
+    expected = ttest_rel(values, reference).confidence_interval(0.95)
+    assert (mean - half, mean + half) == pytest.approx((100 * expected.low, 100 * expected.high))
+
+
+def test_the_best_at_the_end_of_a_range_is_marked() -> None:
+    points = front.design(STREAMS["digits-task"], 8)
+    highest = max(points, key=lambda point: point.rate)
+    inside = sorted(points, key=lambda point: point.rate)[3]
+    assert "rate high" in front.edges(highest, points, ROWS["sam"])
+    assert front.edges(inside, points, ROWS["none"]) == []
+
+
+def test_tables_hold_what_is_finished(tmp_path: Path) -> None:
+    layer = {"base": {"lr": 0.01}, "optimizer": {"name": "none"}}
+    trials = [{"rate": 0.01, "radius": None, "avg": 0.8, "last": 0.7}]
+    for name, shift in (("none", 0.0), ("turbo", 0.02)):
+        numbers = {key: [0.8 + shift, 0.82 + 2 * shift] for key in ("avg", "last", "forgetting")}
+        result = {
+            "title": ROWS[name].title,
+            "settings": layer,
+            "trials": trials,
+            "edge": [],
+            "end_loss": 0.02,
+            **numbers,
+        }
+        folder = tmp_path / "digits-task" / name
+        folder.mkdir(parents=True)
+        (folder / "result.json").write_text(json.dumps({**result, "evaluations_per_step": [1.3, 1.3]}))
+    (tmp_path / "digits-task" / "speed.json").write_text(json.dumps({"turbo": {"relative": 0.75}}))
+    front.write_tables(tmp_path, tmp_path / "tables")
+    text = (tmp_path / "tables" / "front.md").read_text()
+    assert "| C-Flat Turbo | 0.01 | - | 84.0 | 84.0 | 1.30 | 0.75 | +3.0 ± 12.7 |" in text
+    assert "features-task" not in text
+    assert (tmp_path / "tables" / "digits-task.png").stat().st_size > 10_000
