@@ -209,8 +209,9 @@ ROWS: dict[str, Row] = {
     "ae_sam": Row("AE-SAM", {"name": "ae_sam"}, 1.5),
     "friendly_sam": Row("Friendly-SAM", {"name": "friendly_sam"}, 2.0),
     "c_flat_plus": Row("C-Flat++", {"name": "c_flat_plus"}, 2.5),
-    "turbo-1.15": _turbo("C-Flat Turbo, 1.15 evaluations", 1.15, rules="measured", evaluations=1.15),
-    "turbo-1.5": _turbo("C-Flat Turbo, 1.5 evaluations", 1.5, rules="measured", evaluations=1.5),
+    "turbo-measured": _turbo("C-Flat Turbo, measured", 1.4, rules="measured"),
+    "turbo-1.15": _turbo("C-Flat Turbo, 1.15 evaluations", 1.15, evaluations=1.15),
+    "turbo-1.5": _turbo("C-Flat Turbo, 1.5 evaluations", 1.5, evaluations=1.5),
     "turbo-paper-reuse": _turbo("C-Flat Turbo, paper, reuse only", 2.3, rules="paper", trigger=False, schedule=False),
     "turbo-steady-reuse": _turbo(
         "C-Flat Turbo, steady, reuse only", 2.3, rules="steady", trigger=False, schedule=False
