@@ -410,3 +410,40 @@ def test_the_command_line_writes_the_page_and_tells_problems(runs: Path, tmp_pat
     assert (values["runs"], values["unfinished"], values["title"], values["problems"]) == (6, 1, "T", [])
     assert run_app(["report", str(tmp_path / "absent")]) == 2
     assert run_app(["report"]) == 2
+
+
+def test_runs_tuned_by_one_search_are_compared_whatever_their_rates(tmp_path: Path) -> None:
+    settings = {"none": {"base.lr": 0.2}, "sam": {"base.lr": 0.05, "optimizer.rho": 0.1}}
+    for seed in range(2):
+        write_run(tmp_path / f"none-{seed}", config_of(seed=seed, base={"lr": 0.2}))
+        write_run(
+            tmp_path / f"sam-{seed}", config_of(optimizer={"name": "sam", "rho": 0.1}, seed=seed, base={"lr": 0.05})
+        )
+    assert collect_report([tmp_path]).data.headlines[0].startswith("No two of these 2 configurations")
+    entries = {name: {"settings": own} for name, own in settings.items()}
+    (tmp_path / "tuned.json").write_text(json.dumps({"optimizers": entries}))
+    (sentence,) = collect_report([tmp_path]).data.headlines
+    assert re.search(r"^SAM, base.lr=0.05 (gains|loses) .* plain, base.lr=0.2 ", sentence)
+    assert "on test images" in sentence
+    entries["sam"]["settings"]["base.lr"] = 0.04  # another search than that of these runs
+    (tmp_path / "tuned.json").write_text(json.dumps({"optimizers": entries}))
+    assert collect_report([tmp_path]).data.headlines[0].startswith("No two of these 2 configurations")
+
+
+def test_one_optimizer_is_singled_out_by_validation_images_alone(tmp_path: Path) -> None:
+    names = ("none", "sam", "c_flat", "msam", "gsam")
+    for name in names:
+        write_run(tmp_path / name, config_of(optimizer=name))
+    (sentence,) = collect_report([tmp_path]).data.headlines
+    assert [title in sentence for title in ("SAM ", "C-Flat ")] == [True, True]
+    assert sentence.endswith("1 more in the table; test images choose no best one.")
+    for number, name in enumerate(names):
+        file = RunFolder(tmp_path / name).summary_file
+        values = json.loads(file.read_text())
+        scores = json.loads(json.dumps(values["scores"]))
+        for stage, row in enumerate(scores["cnn"]["correct"]):
+            row[: stage + 1] = [10 + (30 if name == "msam" else number)] * (stage + 1)
+        file.write_text(json.dumps({**values, "validation": {"scores": scores}}))
+    (sentence,) = collect_report([tmp_path]).data.headlines
+    assert sentence.startswith("M-SAM ")
+    assert sentence.endswith("Of 4, it is the best on validation images.")

@@ -92,6 +92,8 @@ def command(
     words = ("compare", *(["tuned"] if tuned else []), *(_name(layer.get(key)) for key in ("method", "data")))
     folder = out or Path("runs") / safe_name(*words)
     with job_executor(executor, folder, quiet or json, gpus) as chosen:
+        if tuned is not None:  # the page must know that each optimizer has the settings of one search
+            found.write(folder / "tuned.json")
         result = compare(layer, names, numbers, folder, chosen, settings)
         picture, page = write_comparison(folder, result)
     values = comparison_values(result)

@@ -12,6 +12,7 @@ import numpy as np
 
 from cflat.config.commands import flatten
 from cflat.config.run_config import RunConfig
+from cflat.data import Split
 from cflat.figures.runs import RunGroup, Timeline
 from cflat.metrics import Spread, spread
 from cflat.optim import get_optimizer_spec
@@ -53,10 +54,28 @@ class Group:
     @property
     def circumstances(self) -> str:
         """Everything that can change a result but optimizer and seed; groups that share it can be compared."""
-        return json.dumps(
-            {key: value for key, value in self.settings.items() if not key.startswith((*_APART, "optimizer."))},
-            sort_keys=True,
-        )
+        first = self.records[0]
+        same = {
+            key: value
+            for key, value in self.settings.items()
+            if not key.startswith((*_APART, "optimizer.")) and key not in first.tuned
+        }
+        return json.dumps({**same, "tuned by": first.tuned_by}, sort_keys=True)
+
+    @property
+    def split(self) -> Split:
+        """The images that its accuracies speak of."""
+        if self.finished and self.finished[0].summary is not None:
+            return self.finished[0].summary.split
+        return "validation" if self.config.data.evaluate == "validation" else "test"
+
+    @property
+    def validation(self) -> Spread | None:
+        """Avg on validation images over the finished runs; None if there are none to choose by."""
+        found = [record.summary for record in self.records if record.summary is not None]
+        if not found or not all(summary.validation for summary in found):
+            return None
+        return spread([summary.value("avg", "validation") for summary in found])
 
     @property
     def finished(self) -> tuple[RunRecord, ...]:

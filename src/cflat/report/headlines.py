@@ -16,6 +16,8 @@ from cflat.report.groups import Group
 __all__ = ["difference_to", "families", "headlines", "reference_of"]
 
 SIGNIFICANT = 0.05
+MAX_TOLD = 3
+"""Optimizers that get a sentence of their own where there are no validation images to choose one by."""
 VISIBLE_POINTS = 0.005
 """Smaller differences vanish in two digits."""
 
@@ -53,11 +55,9 @@ def headlines(groups: Sequence[Group]) -> list[str]:
     alone = [family[0] for family in told if family]
     if len(alone) == 1:
         return [f"{_facts(alone[0])}."]
-    best = max(alone, key=lambda group: group.spread("avg").mean)
-    return [
-        f"No two of these {len(alone)} configurations differ in the optimizer alone, so that none is compared with "
-        f"another. {_facts(best)}, the highest average of them."
-    ]
+    said = f"No two of these {len(alone)} configurations differ in the optimizer alone, so that none is compared."
+    best = _best_on_validation(alone)
+    return [said if best is None else f"{said} {_facts(best)}; it is the best of them on validation images."]
 
 
 def _facts(group: Group) -> str:
@@ -96,9 +96,24 @@ class _Pair:
 def _comparison(family: Sequence[Group]) -> str:
     reference = reference_of(family)
     assert reference is not None
-    pairs = [_Pair(group, reference) for group in family if group is not reference]
-    best = max(pairs, key=lambda pair: pair.points("avg"))
-    return f"{_gain(best)}{_at_the_end(best)}, {_cost(best)}.{_cheaper(best, pairs)}"
+    others = [group for group in family if group is not reference]
+    best = _best_on_validation(others)
+    if best is not None and len(others) > 1:
+        return f"{_told(_Pair(best, reference))} Of {len(others)}, it is the best on validation images."
+    told = " ".join(_told(_Pair(group, reference)) for group in others[:MAX_TOLD])
+    more = len(others) - MAX_TOLD
+    return told + (f" {more} more in the table; test images choose no best one." if more > 0 else "")
+
+
+def _best_on_validation(groups: Sequence[Group]) -> Group | None:
+    """Return the group with the best Avg on validation images; None if some have none: test images choose nothing."""
+    found = [(group, group.validation) for group in groups]
+    known = [(group, value.mean) for group, value in found if value is not None]
+    return max(known, key=lambda entry: entry[1])[0] if known and len(known) == len(found) else None
+
+
+def _told(pair: _Pair) -> str:
+    return f"{_gain(pair)}{_at_the_end(pair)} on {pair.group.split} images, {_cost(pair)}."
 
 
 def _gain(pair: _Pair) -> str:
@@ -138,16 +153,6 @@ def _cost(pair: _Pair) -> str:
     ours, theirs = pair.means("images_per_second")
     speed = ours.mean / max(theirs.mean, 1e-12)
     return f"for {evaluations.mean:.2f} evaluations per step at {speed:.2f} times its speed"
-
-
-def _cheaper(best: _Pair, pairs: Sequence[_Pair]) -> str:
-    """Say where the cheapest of the others stands, if it is not the best."""
-    cheapest = min(pairs, key=lambda pair: pair.means("evaluations_per_step")[0].mean)
-    if cheapest is best:
-        return ""
-    change, (cost, _) = cheapest.points("avg"), cheapest.means("evaluations_per_step")
-    where = f"{abs(change):.2f} points {'above' if change >= 0 else 'below'} {cheapest.reference.variant}"
-    return f" {cheapest.group.variant} needs {cost.mean:.2f} evaluations per step and is {where} on average."
 
 
 def _percent(value: Spread) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping
@@ -13,7 +14,9 @@ import numpy as np
 
 from cflat._errors import CFlatError, DataError
 from cflat._files import read_text
+from cflat.config.commands import flatten
 from cflat.config.run_config import RunConfig
+from cflat.config.variants import parse_variant
 from cflat.figures.interactive import plot
 from cflat.figures.model import MAX_POINTS, Bars, Curve, FigureData, Heatmap, downsampled
 from cflat.figures.runs import OUTCOMES, Timeline
@@ -44,6 +47,10 @@ class RunRecord:
     environment: Mapping[str, Any]
     figures: tuple[FigureData, ...]
     """What ``cflat analyze`` has put into the run's ``analysis`` folder."""
+    tuned: tuple[str, ...] = ()
+    """Keys whose values were tuned for its optimizer."""
+    tuned_by: str = ""
+    """A hash of the search that tuned them."""
 
     @property
     def is_finished(self) -> bool:
@@ -94,7 +101,22 @@ def _read(folder: RunFolder, name: str, problems: list[Problem]) -> RunRecord:
         stages = tuple(float(value) for value in summary.headline.stage_accuracy)
     files = sorted((folder.path / "analysis").glob("*.json"))
     figures = tuple(figure for file in files if (figure := _figure(file, name, problems)) is not None)
-    return RunRecord(name, config, summary, stages, timeline, environment, figures)
+    return RunRecord(name, config, summary, stages, timeline, environment, figures, *_tuned(folder, config))
+
+
+def _tuned(folder: RunFolder, config: RunConfig) -> tuple[tuple[str, ...], str]:
+    """Return which keys of a run were tuned, and by which search: ``tuned.json`` beside it, if it has these values."""
+    file = folder.path.parent / "tuned.json"
+    own = flatten(config.to_dict())
+    try:
+        text = file.read_bytes()
+        entries = json.loads(text)["optimizers"]
+        if any(all(own.get(key) == value for key, value in one["settings"].items()) for one in entries.values()):
+            keys = [key for name, one in entries.items() for key in (*one["settings"], *parse_variant(name).settings)]
+            return tuple(dict.fromkeys(keys)), hashlib.sha256(text).hexdigest()
+    except (OSError, CFlatError, *MALFORMED):
+        pass
+    return (), ""
 
 
 def _summary(folder: RunFolder) -> RunSummary:

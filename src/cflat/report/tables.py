@@ -29,9 +29,14 @@ def accuracy_table(groups: Sequence[Group]) -> Table:
         change = alone if reference is None or reference is group else _difference(group, reference)
         rows.append((Cell(group.name), Cell(str(len(group.finished)), len(group.finished)), *cells, change))
     definitions = "; ".join(f"{METRICS[name].title}: {METRICS[name].definition}" for name in HEADLINES)
+    splits = {group.split for group in done}
+    images = "On test images." if splits == {"test"} else "On test or validation images, as data.evaluate says."
+    if splits == {"validation"}:
+        images = "On validation images; no test image was looked at."
     note = (
-        f"In percent, ± standard deviation over seeds. {definitions}. "
-        "The difference is to the plain optimizer under the same settings, paired by seed (t-test)."
+        f"In percent, ± standard deviation over seeds. {images} "
+        f"{definitions}. The difference is to the plain optimizer under the same settings (or each tuned by the same "
+        "search), paired by seed (t-test)."
     )
     return Table("Accuracy", ("runs", "seeds", *titles, "Avg against reference"), tuple(rows), note)
 

@@ -1,9 +1,10 @@
 """Tune optimizers with the same number of trials each, on validation images alone; test images are never looked at.
 
-A trial is a run (one for each tuning seed) that is measured on the validation images of its stream, and is paused where
-Optuna decides about its future: half of the trials end after a quarter of the stream, half of the others after a half.
-Every random choice of the search is a function of its seed and the number of the trial, and trials are runs with
-checkpoints, so a search that was killed goes on to the same result.
+A trial is a run (one for each tuning seed) that is measured on the validation images of its stream. The first half of
+the trials is completed; every other one is paused after a quarter of the stream and after a half, and ends there if
+it is behind the better half of those that came as far (Optuna's asynchronous successive halving). Every random choice
+of the search is a function of its seed and the number of the trial, and trials are runs with checkpoints, so a search
+that was killed goes on to the same result.
 """
 
 from __future__ import annotations
@@ -256,6 +257,11 @@ class _Search:
             }
             self.study.enqueue_trial(coded, skip_if_exists=True)
 
+    @property
+    def num_startup(self) -> int:
+        """Trials that are drawn at random and are completed, before the search learns from them."""
+        return max(3, self.num_trials // 2)
+
     def take(self, number: int) -> _Attempt | None:
         """Return a trial to carry out: a new one, or one that was interrupted; None if it is done."""
         known = {trial.number: trial for trial in self.study.trials}
@@ -280,7 +286,7 @@ class _Search:
         seed = int(np.random.SeedSequence([self.request["search_seed"], number]).generate_state(1)[0])
         if self.request["sampler"] == "random":
             return self.optuna.samplers.RandomSampler(seed=seed)
-        return self.optuna.samplers.TPESampler(seed=seed, n_startup_trials=max(3, self.num_trials // 2))
+        return self.optuna.samplers.TPESampler(seed=seed, n_startup_trials=self.num_startup)
 
 
 @dataclass
@@ -307,7 +313,8 @@ class _Attempt:
         if not is_last:
             if stage not in study.trials[self.trial.number].intermediate_values:
                 self.trial.report(record.score, step=stage)
-            if not self.trial.should_prune():
+            # The trials that others are judged by are completed: what is ahead early in a stream may forget later.
+            if not self.trial.should_prune() or self.trial.number < self.search.num_startup:
                 return True
             record = replace(record, state="pruned")
         self.trial.set_user_attr("record", plain_values(asdict(record)))

@@ -1,0 +1,87 @@
+"""``cflat tune`` and ``cflat compare --tuned``: for people, for scripts, and one sentence for every mistake."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cflat.cli.main import run_app
+
+TINY = [
+    *("--method", "finetune", "--data", "digits", "--preset", "smoke", "--quiet"),
+    *("data.train_per_class=4", "data.test_per_class=4", "data.validation_per_class=4", "runtime.threads=1"),
+    *("stream.initial=5", "stream.increment=5"),
+]
+OPTIMIZERS = "none,sam,c_flat,c_flat_turbo:rules=paper"
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_search_ends_with_settings_budget_picture_and_the_command_of_the_final_runs(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run_app(["tune", *TINY, "--optimizers", OPTIMIZERS, "--trials", "1"]) == 0
+    text = capsys.readouterr().out
+    title, header, *rows = text.splitlines()
+    assert "chosen by avg on validation images, protocol stream" in title
+    assert header.split()[:3] == ["optimizer", "base.lr", "optimizer.rho"]
+    assert [row.split()[0] for row in rows[:4]] == OPTIMIZERS.split(",")
+    assert "no test image was looked at" in text
+    folder = Path("runs/tune-finetune-digits")
+    assert (folder / "search.png").stat().st_size > 1000
+    command = text.splitlines()[-1].removeprefix("Next: ")
+    assert command == f"cflat compare --tuned {folder}/tuned.json --seeds 0,1,2,3,4"
+    words = [*command.split()[1:-1], "0", "--optimizers", "none,c_flat_turbo:rules=paper", "--json"]
+    assert run_app(words) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["out"], found["images"]) == ("runs/compare-tuned-finetune-digits", "test")
+    assert [(row["optimizer"], list(row["tuned"])) for row in found["rows"]] == [
+        ("none", ["base.lr"]),
+        ("c_flat_turbo:rules=paper", ["base.lr", "optimizer.rho"]),
+    ]
+    page = Path(found["page"]).read_text()
+    assert "No two of these" not in page
+
+
+def test_scripts_get_one_object_and_the_curve_its_plateaus(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--optimizers", "none", "--protocol", "first-task", "--json"]
+    assert run_app(["tune", *TINY, *options, "--trials", "1"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["protocol"], list(found["optimizers"]["none"]["settings"])) == ("first-task", ["base.lr"])
+    assert found["next"].startswith("cflat compare --tuned ")
+    assert run_app(["tune", *TINY, *options, "--curve", "--rates", "0.01,0.1"]) == 0
+    curve = json.loads(capsys.readouterr().out)
+    assert curve["rates"] == [0.01, 0.1]
+    assert curve["optimizers"]["none"]["plateau"]["num_rates"] >= 1
+    assert Path(curve["figure"]).is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--protocol", "last-task"], "protocol must be one of stream, first-task"),
+        (["--range", "base.lr=fast"], "A range is written as"),
+        (["--optimizers", "none,sma"], "Did you mean 'sam'"),
+        (["--optimizers", "sam:roh=1"], "Did you mean 'rho'"),
+        (["--curve", "--rates", "fast"], "--rates must be numbers"),
+        (["--seeds", "x"], "--seeds must be whole numbers"),
+        (["data.validation=0"], "set data.validation above 0"),
+    ],
+)
+def test_mistakes_are_one_sentence(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_app(["tune", *TINY, *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert "Traceback" not in error
+
+
+def test_settings_must_be_those_of_a_search(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("other.json").write_text('{"optimizers": {}}')
+    for file, message in (("absent.json", "cannot be read"), ("other.json", "was not written by cflat tune")):
+        assert run_app(["compare", "--tuned", file]) == 2
+        assert message in capsys.readouterr().err
