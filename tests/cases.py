@@ -41,7 +41,7 @@ class Case:
 
 _PRINTED = {"rho": 0.1, "lam": 0.2, "beta": 0.8, "k": 3, "k_growth": 4.0, "threshold": 0.2, "rules": "paper"}
 
-OPTIMIZERS = (
+_LISTED = (
     Case("none", "none"),
     Case("sam", "sam", {"rho": 0.1}),
     Case("asam", "asam", {"rho": 0.3, "eta": 0.01}),
@@ -60,9 +60,18 @@ OPTIMIZERS = (
     ),
     Case("c_flat_turbo", "c_flat_turbo", {"rho": 0.1, "lam": 0.2, "evaluations": 1.6}),
 )
-"""The base alone and the twelve optimizers, one row each."""
+_OTHERS = sorted(set(cflat.list_optimizers()) - {row.name for row in _LISTED})
 
-ADAPTIVE = OPTIMIZERS[-1]
+OPTIMIZERS = (*_LISTED, *(Case(name, name) for name in _OTHERS))
+"""The base alone and the twelve optimizers, one row each; a new one is here by itself, with its defaults."""
+
+
+def case(name: str) -> Case:
+    """Return the row of one registry name."""
+    return next(row for row in OPTIMIZERS if row.name == name)
+
+
+ADAPTIVE = case("c_flat_turbo")
 """Turbo as it is by default, with a budget that makes it refresh more often."""
 TURBO = Case("c_flat_turbo-paper", "c_flat_turbo", _PRINTED)
 """Turbo as printed."""
@@ -93,18 +102,13 @@ MEASURED_VARIANTS = (
 TURBO_VARIANTS = (*PRINTED_VARIANTS, *MEASURED_VARIANTS)
 
 VARIANTS = (
-    OPTIMIZERS[10].but("-rho_fd", rho_fd=0.02),
-    OPTIMIZERS[11].but("-rho_fd", rho_fd=0.02),
-    OPTIMIZERS[7].but("-constant", total_steps=None),
-    OPTIMIZERS[5].but("-betas", betas=(0.5, -0.3, 0.7)),
+    case("c_flat").but("-rho_fd", rho_fd=0.02),
+    case("c_flat_plus").but("-rho_fd", rho_fd=0.02),
+    case("ae_sam").but("-constant", total_steps=None),
+    case("gam").but("-betas", betas=(0.5, -0.3, 0.7)),
     *TURBO_VARIANTS,
 )
 """Further settings of the same optimizers that change their formula."""
-
-
-def case(name: str) -> Case:
-    """Return the row of one registry name."""
-    return next(row for row in OPTIMIZERS if row.name == name)
 
 
 @dataclass(frozen=True)

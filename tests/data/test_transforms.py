@@ -182,7 +182,7 @@ def test_paper_inputs_stay_in_the_unit_range():
 def test_paper_evaluation_scales_256_over_224_with_the_image_size():
     for size, resize in ((224, 256), (112, 128), (96, 109), (32, 36)):
         (stage,) = eval_transform("paper", size).stages
-        assert stage == ResizeCrop(resize, size, InterpolationMode.BICUBIC)
+        assert stage == ResizeCrop(resize, size, "bicubic")
     crop, _ = train_transform("paper", 224).stages
     assert crop == RandomResizedCrop(224, scale=(0.05, 1.0), ratio=(3 / 4, 4 / 3))
 

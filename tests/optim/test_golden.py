@@ -13,6 +13,7 @@ from reference import REFERENCES, ReferenceTrainer
 
 @pytest.mark.parametrize("row", GOLDEN, ids=str)
 def test_trajectory_is_the_stored_one(row: Case) -> None:
+    assert path_of(row).is_file(), f"store it: PYTHONPATH=tests python tests/golden/regenerate.py {row.id}"
     stored, present = json.loads(path_of(row).read_text()), trajectory(row)
     assert present["evaluations"] == stored["evaluations"]
     # Not bit for bit: builds of torch sum in different orders.

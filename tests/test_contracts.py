@@ -1,0 +1,40 @@
+"""What the import contracts of pyproject.toml cannot say without a list: files of one kind do not know each other."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import cflat
+
+ROOT = Path(cflat.__file__).parent
+SHARED = ("factory", "engine")
+FILES = [
+    pytest.param(path, id=f"{room}-{path.stem}")
+    for room in ("optim", "methods")
+    for path in sorted((ROOT / room).glob("[!_]*.py"))
+    if path.stem not in SHARED
+]
+
+
+def imported(path: Path) -> set[str]:
+    """Return the modules that a file imports from its own folder."""
+    package = ".".join(["cflat", *path.relative_to(ROOT).parts[:-1]])
+    nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
+    return {
+        str(node.module).removeprefix(f"{package}.") for node in nodes if str(node.module).startswith(f"{package}.")
+    }
+
+
+@pytest.mark.parametrize("path", FILES)
+def test_optimizers_and_methods_know_nothing_of_each_other(path: Path) -> None:
+    assert {name for name in imported(path) if not name.startswith("_")} == set()
+
+
+@pytest.mark.parametrize("path", FILES)
+def test_every_file_registers_what_it_is_named_after(path: Path) -> None:
+    from cflat.methods import list_methods
+
+    assert {"plain": "none"}.get(path.stem, path.stem) in [*cflat.list_optimizers(), *list_methods()]
