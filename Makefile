@@ -36,10 +36,10 @@ lint: $(VENV)/.dev  ## exactly what CI checks besides the tests
 	$(BIN)/codespell src tests docs benchmarks examples README.md CHANGELOG.md CONTRIBUTING.md
 
 # The site needs no torch: sources are read as text. Its own environment is small and made in seconds.
-DOCS := 'mkdocs-material>=9.5' 'mkdocstrings[python]>=0.26' 'latex2mathml'
+DOCS := 'mkdocs-material>=9.5' 'mkdocstrings[python]>=0.26' 'latex2mathml' 'ruff>=0.6'
 
 docs: .venv-docs/.done  ## the documentation site, in site/; warnings and broken links are errors
-	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict  # not --quiet: warnings would not be counted
 	@echo "Built site/: python3 -m http.server -d site"
 
 .venv-docs/.done: pyproject.toml

@@ -84,6 +84,11 @@ def test_the_site_reads_from_the_sources_what_the_registries_say(monkeypatch):
         assert f"| backbones | {', '.join(get_method_spec(name).families)} |" in text
 
 
+def test_lightning_is_one_click_from_the_first_page():
+    assert "[PyTorch Lightning](integrations/lightning.md)" in (ROOT / "docs" / "index.md").read_text()
+    assert (ROOT / "docs" / "integrations" / "lightning.md").is_file()
+
+
 def test_the_makefile_installs_what_the_extra_names():
     tomllib = pytest.importorskip("tomllib")  # Python 3.11
     extra = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["docs"]

@@ -18,6 +18,8 @@ from latex2mathml.converter import convert
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = {"optimizer": ROOT / "src/cflat/optim", "method": ROOT / "src/cflat/methods"}
 MARKER = re.compile(r"^<!-- (facts|table): (optimizer|method)s?(?: (\w+))? -->$", flags=re.M)
+PRIME = re.compile(r"<msup>(<mi>[^<]*</mi>)<mi>&#x02032;</mi></msup>")
+OUTSIDE = re.compile(r"\[([^\]]+)\]\(((?:\.\./)+[^)#\s]+)\)")
 INLINE = re.compile(r'<span class="arithmatex">\\\((.*?)\\\)</span>', flags=re.S)
 DISPLAY = re.compile(r'<div class="arithmatex">\s*\\\[(.*?)\\\]\s*</div>', flags=re.S)
 PLACES = {
@@ -52,13 +54,19 @@ def _pages(nav: Any) -> Iterator[str]:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Put tables in the place of markers."""
+    """Put tables in the place of markers; name files of the repository that the site does not hold, instead of a link."""
 
     def table(match: re.Match[str]) -> str:
         what, kind, name = match.groups()
         return facts(kind, name) if what == "facts" else overview(kind)
 
-    return MARKER.sub(table, markdown)
+    def outside(match: re.Match[str]) -> str:
+        text, link = match.groups()
+        target = (Path(page.file.abs_src_path).parent / link).resolve()
+        is_ours = target.exists() and ROOT in target.parents and ROOT / "docs" not in target.parents
+        return f"{text} (`{target.relative_to(ROOT)}`)" if is_ours else match[0]
+
+    return OUTSIDE.sub(outside, MARKER.sub(table, markdown))
 
 
 def on_page_content(content: str, **_: Any) -> str:
@@ -68,7 +76,8 @@ def on_page_content(content: str, **_: Any) -> str:
 
 
 def _mathml(text: str, display: str) -> str:
-    return str(convert(html.unescape(text).strip(), display=display))
+    made = str(convert(html.unescape(text).strip(), display=display))
+    return PRIME.sub(r"<mrow>\1<mo>&#x02032;</mo></mrow>", made)  # as a superscript it would be too small to see
 
 
 @cache
