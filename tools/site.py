@@ -54,7 +54,7 @@ def _pages(nav: Any) -> Iterator[str]:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Put tables in the place of markers; name files of the repository that the site does not hold, instead of a link."""
+    """Put tables in the place of markers; of files that the site does not hold, write the path instead of a link."""
 
     def table(match: re.Match[str]) -> str:
         what, kind, name = match.groups()
