@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
 import by_hand
 import pytest
 import torch
@@ -12,15 +18,26 @@ from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader
 
 import cflat
+from cases import case
 from cflat.integrations.accelerate import FlatSteps
 from faults import differences
 
 
-@pytest.fixture(autouse=True)
-def _fresh_state():
-    """Accelerate keeps precision and accumulation in process-wide singletons."""
+def _fresh():
+    """Forget precision and accumulation, which Accelerate keeps in process-wide singletons."""
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
+
+
+@pytest.fixture(autouse=True)
+def _fresh_state():
+    _fresh()
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
 
 
 def accelerated(row, accumulate, precision, *, calls_step=False, **settings):
@@ -77,6 +94,42 @@ def test_clipping_belongs_to_the_step():
     net, flat, _ = accelerated(by_hand.ROWS[2], 2, "no", options=options)
     expected = hand_written(by_hand.ROWS[2], 2, "no", options=options)
     assert not differences(by_hand.snapshot(net, flat), by_hand.snapshot(*expected[:2]))
+
+
+def test_msam_works_and_is_refused_with_accumulation():
+    net, flat, _ = accelerated(case("msam"), 1, "no")
+    expected = hand_written(case("msam"), 1, "no")
+    assert not differences(by_hand.snapshot(net, flat), by_hand.snapshot(*expected[:2]))
+    _fresh()
+    with pytest.raises(cflat.ClosureError, match="MSAM takes its first gradient at other weights"):
+        accelerated(case("msam"), 2, "no")
+
+
+def test_a_loss_scaler_is_refused():
+    accelerator, model, optimizer = prepared(1)
+    accelerator.scaler = torch.amp.GradScaler("cpu")
+    with pytest.raises(ValueError, match="Use 'bf16', or loop over"):
+        FlatSteps(accelerator, model, optimizer)
+
+
+def test_two_ranks_equal_one_with_both_shares(tmp_path):
+    """DDP over gloo, with accumulation: ranks stay equal, and equal one process that sees both halves."""
+    script = Path(__file__).with_name("accelerate_ranks.py")
+    world = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, script, tmp_path], env={**world, "RANK": rank, "LOCAL_RANK": rank}, stderr=subprocess.PIPE
+        )
+        for rank in "01"
+    ]
+    errors = [process.communicate(timeout=300)[1].decode() for process in ranks]
+    assert [process.returncode for process in ranks] == [0, 0], errors[0][-2000:] + errors[1][-2000:]
+    subprocess.run([sys.executable, script, tmp_path], check=True, timeout=300)
+    first, second, alone = (torch.load(tmp_path / f"{name}.pt") for name in ("rank0", "rank1", "alone"))
+    assert not differences(first, second)
+    assert first["evaluations"] == alone["evaluations"]
+    for name, weight in alone["weights"].items():
+        torch.testing.assert_close(first["weights"][name], weight, rtol=1e-9, atol=1e-10)
 
 
 def prepared(accumulate):

@@ -10,9 +10,10 @@ from avalanche.benchmarks import nc_benchmark
 from avalanche.benchmarks.utils import as_classification_dataset
 from avalanche.training import AGEM, EWC, LwF, Naive, Replay
 from avalanche.training.determinism.rng_manager import RNGManager
-from avalanche.training.plugins import EvaluationPlugin
+from avalanche.training.plugins import EvaluationPlugin, LRSchedulerPlugin, SupervisedPlugin
 from sklearn.datasets import load_digits
 from torch import nn
+from torch.optim import lr_scheduler
 from torch.utils.data import TensorDataset
 
 import cflat
@@ -79,12 +80,14 @@ class WithClosures:
             self._after_training_iteration()
 
 
-def train(stream, row, name, by_plugin):
+def train(stream, row, name, by_plugin, scheduled=False, **options):
     cls, settings = STRATEGIES[name]
     RNGManager.set_random_seeds(by_hand.SEED)
     model = Classifier()
-    optimizer = by_hand.optimizer_for(row, model)
+    optimizer = by_hand.optimizer_for(row, model, **options)
     plugins = [FlatPlugin(NUM_TASKS)] if by_plugin else []
+    if scheduled:
+        plugins.append(LRSchedulerPlugin(lr_scheduler.StepLR(optimizer, 1, 0.5), reset_lr=False))
     kind = cls if by_plugin else type("ByHand", (WithClosures, cls), {})
     strategy = kind(
         model=model, optimizer=optimizer, criterion=nn.CrossEntropyLoss(), train_mb_size=16, train_epochs=1,
@@ -103,6 +106,27 @@ def test_the_plugin_equals_a_loop_with_closures(name, row, stream):
     ours, expected = train(stream, row, name, True), train(stream, row, name, False)
     assert ours["optimizer"]["wrapper"]["telemetry"]["steps"] > 12
     assert not differences(ours, expected)
+
+
+def test_schedules_and_clipping_work_as_usual(stream):
+    settings = {"scheduled": True, "options": cflat.StepOptions(max_norm=0.2)}
+    ours, expected = (train(stream, by_hand.ROWS[2], "ewc", by_plugin, **settings) for by_plugin in (True, False))
+    assert ours["optimizer"]["param_groups"][0]["lr"] == 0.05 * 0.5**NUM_TASKS
+    assert not differences(ours, expected)
+
+
+def test_a_plugin_that_changes_gradients_after_the_step_is_refused(stream):
+    class Late(SupervisedPlugin):
+        def before_update(self, strategy, **kwargs):
+            nn.utils.clip_grad_norm_(strategy.model.parameters(), 0.1)
+
+    model = Classifier()
+    strategy = Naive(
+        model=model, optimizer=by_hand.optimizer_for(by_hand.ROWS[2], model), criterion=nn.CrossEntropyLoss(),
+        train_mb_size=16, evaluator=EvaluationPlugin(), plugins=[FlatPlugin(), Late()],
+    )  # fmt: skip
+    with pytest.raises(cflat.ClosureError, match="changed after the loop over passes"):
+        strategy.train(stream[0])
 
 
 def test_without_the_plugin_the_strategy_is_refused(stream):

@@ -15,6 +15,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import lr_scheduler
 
 import cflat
+from cases import case
 from cflat.integrations.lightning import FlatCallback
 from faults import differences
 
@@ -105,6 +106,31 @@ def test_accumulation_equals_the_loop_by_hand(row, accumulate):
         assert module.logged == losses  # what the step returns is its first evaluation's
         assert trainer.logged_metrics["loss"] == pytest.approx(sum(losses) / len(losses))  # and so is what it logs
     assert trainer.logged_metrics["cflat/evaluations_per_step"] == pytest.approx(flat.telemetry.evaluations_per_step)
+
+
+def test_an_epoch_that_is_cut_short_steps_with_what_it_has():
+    """5 of 8 batches in steps of 2: the last step has one micro-batch."""
+    row, batches = by_hand.ROWS[2], by_hand.batches(8)
+    module = Module(row)
+    fit(module, loader(batches), accumulate_grad_batches=2, limit_train_batches=5)
+    net, flat, _ = hand_written(row, batches[:5], accumulate=2)
+    assert_equal(module, net, flat)
+
+
+def test_msam_works_and_is_refused_with_accumulation():
+    batches = by_hand.batches(4)
+    module = Module(case("msam"))
+    fit(module, loader(batches))
+    net, flat, _ = hand_written(case("msam"), batches)
+    assert_equal(module, net, flat)
+    with pytest.raises(cflat.ClosureError, match="MSAM takes its first gradient at other weights"):
+        fit(Module(case("msam")), loader(batches), accumulate_grad_batches=2)
+
+
+def test_a_loss_scaler_is_refused():
+    scaled = pl.plugins.MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu"))
+    with pytest.raises(cflat.ClosureError, match="Use 'bf16-mixed'"):
+        fit(Module(by_hand.ROWS[1]), loader(by_hand.batches(2)), plugins=[scaled])
 
 
 @pytest.mark.parametrize("row", by_hand.ROWS[1:], ids=str)

@@ -67,6 +67,10 @@ class MicroBatches:
                 evaluate()
         present.undo()
 
+    def drop_last(self) -> None:
+        """Forget the micro-batch that was kept last."""
+        self._earlier.pop()
+
     def clear(self) -> None:
         """Forget all micro-batches: their step is done, or given up."""
         self._earlier.clear()

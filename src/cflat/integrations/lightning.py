@@ -47,6 +47,7 @@ class FlatCallback(Callback):  # type: ignore[misc]
         if trainer.ckpt_path is None or optimizer.task_index != self.task:
             optimizer.start_task(self.task, self.num_tasks)
         self._module = pl_module
+        self._num_steps = optimizer.telemetry.steps
         self._micro_batches = MicroBatches(optimizer, getattr(trainer.strategy, "block_backward_sync", nullcontext))
         optimizer._step_supports_amp_scaling = False  # without a scaler, Lightning may clip as with any optimizer
         if pl_module.automatic_optimization:
@@ -54,16 +55,16 @@ class FlatCallback(Callback):  # type: ignore[misc]
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Keep the micro-batch, in case that others follow before the step."""
-        self._is_due = (batch_idx + 1) % trainer.accumulate_grad_batches == 0 or trainer.is_last_batch
-        if not self._is_due:
+        if pl_module.automatic_optimization:
             self._micro_batches.keep(lambda: _evaluate(trainer, pl_module, batch, batch_idx))
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Log the telemetry of a step."""
-        if not self._is_due:
-            return
-        self._micro_batches.clear()
         telemetry = self.optimizer.telemetry
+        if telemetry.steps == self._num_steps:
+            return
+        self._num_steps = telemetry.steps
+        self._micro_batches.clear()
         if self.log_every_n_steps and telemetry.steps % self.log_every_n_steps == 0:
             numbers = {name: float(value) for name, value in telemetry.last.items() if isinstance(value, int | float)}
             numbers["evaluations_per_step"] = telemetry.evaluations_per_step
@@ -73,10 +74,13 @@ class FlatCallback(Callback):  # type: ignore[misc]
         """Leave the optimizer as it was."""
         while self._handles:
             self._handles.pop().remove()
-        self.optimizer._step_supports_amp_scaling = True
+            self.optimizer.__dict__.pop("_step_supports_amp_scaling", None)
+
+    on_exception = on_train_end
 
     def _extend_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Replace the closure that Lightning hands to ``step`` by one that is silent after its first call."""
+        self._micro_batches.drop_last()  # the closure itself evaluates the last one
         closure: Callable[[], Any] = args[1]
         inner = closure.args[-1]  # type: ignore[attr-defined]  # precision plugins wrap the loop's closure in a partial
         results: list[Any] = []
@@ -112,8 +116,6 @@ def _optimizer_of(trainer: Trainer) -> SharpnessAware:
         )
     if getattr(trainer.precision_plugin, "scaler", None) is not None:
         raise ClosureError("precision='16-mixed' scales the loss out of reach of the optimizer. Use 'bf16-mixed'.")
-    if trainer.world_size > 1 and found[0].options.perturbation == "local":
-        raise ClosureError("StepOptions(perturbation='local') needs the model that Lightning wraps; leave it out.")
     return found[0]
 
 

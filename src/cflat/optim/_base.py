@@ -418,9 +418,14 @@ class SharpnessAware(Optimizer):
     def _without_sync(self) -> AbstractContextManager[Any]:
         """Return the context in which evaluations run: DDP's ``no_sync`` if ranks perturb on their own."""
         no_sync = getattr(self._model, "no_sync", None)
-        if self.options.perturbation == "local" and no_sync is not None:
-            return _Reusable(no_sync)
-        return nullcontext()
+        if self.options.perturbation != "local":
+            return nullcontext()
+        if no_sync is None and self.process_group is not None:
+            raise ClosureError(
+                "StepOptions(perturbation='local') needs model= to be the network as DistributedDataParallel wraps it: "
+                "otherwise ranks exchange their gradients before they perturb."
+            )
+        return nullcontext() if no_sync is None else _Reusable(no_sync)
 
 
 class _Reusable(AbstractContextManager[None]):
