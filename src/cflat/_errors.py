@@ -19,7 +19,7 @@ def shortened(text: str, length: int = MAX_MESSAGE) -> str:
     """Return ``text`` with its middle left out if it is longer than ``length`` characters.
 
     >>> shortened("a name that is far too long", 11)
-    'a name ... long'
+    'a name t ... ong'
     """
     if len(text) <= length:
         return text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from shutil import rmtree
 
 import pytest
 
@@ -14,6 +15,7 @@ from cflat.config.choices import parse_optimizer
 from cflat.config.presets import radius_of, resolve_config
 from cflat.config.run_config import RunConfig
 from cflat.figures import FigureData
+from cflat.runs.folder import RunFolder, find_runs
 from cflat.runs.run import run
 from cflat.studies.analyze import analyze, plan_variants
 from cflat.studies.probe import probe_run
@@ -91,20 +93,22 @@ def test_all_figures_are_made_once_and_read_back(tmp_path: Path):
 
     figures = analyze(config, tmp_path, every=2, tell=note)
     assert {figure.name for figure in figures} == FIGURES
-    assert len(told) == len(plan_variants(config)) == 9
+    assert len(told) == len(plan_variants(config)) == 10
     for figure in figures:
         values = json.loads((tmp_path / f"{figure.name}.json").read_text())
         assert FigureData.from_dict(values).title == figure.title
         assert (tmp_path / f"{figure.name}.svg").read_text().startswith("<?xml")
         assert any(mark for panel in figure.panels for mark in panel.marks)
     analyze(config, tmp_path, every=2, tell=note, formats=[])
-    assert len(told) == 9  # nothing was trained again
-    (tmp_path / "data" / "none.json").write_text("{")
-    with pytest.raises(DataError, match="Delete it"):
+    assert len(told) == 10  # nothing was trained again
+    none = tmp_path / "runs" / "none-every2-landscapes"
+    assert RunFolder(none).load_summary().config.optimizer.name == "none"
+    (none / "recording.json").write_text("{")
+    with pytest.raises(DataError, match="to make it anew"):
         analyze(config, tmp_path, every=2, tell=note, formats=[])
-    (tmp_path / "data" / "none.json").unlink()
+    rmtree(none)
     analyze(config, tmp_path, every=2, tell=note, formats=[])
-    assert [name for name, _, _ in told[9:]] == ["none"]
+    assert [name for name, _, _ in told[10:]] == ["none"]
 
 
 def test_some_figures_are_made_with_no_more_runs_than_they_need(tmp_path: Path):
@@ -137,7 +141,7 @@ def test_variants_keep_everything_but_the_optimizer():
         assert replace(variant.config, optimizer=config.optimizer, seed=config.seed) == config
         assert variant.config.optimizer.keywords().get("rho", 0.1) == config.optimizer.keywords()["rho"]
     assert len({variant.name for variant in variants}) == len(variants)
-    assert len([variant for variant in variants if variant.config.seed == 7]) == 9
+    assert len([variant for variant in variants if variant.config.seed == 7]) == 10
 
 
 @pytest.mark.parametrize("schedule", [True, False])
@@ -145,6 +149,7 @@ def test_every_point_of_a_figure_has_a_run_and_all_are_watched_at_one_radius(sch
     base = make_config()
     own = parse_optimizer({"name": "c_flat_turbo", "rho": 0.3, "k": 7, "schedule": schedule})
     config = replace(base, optimizer=own)
+    printed = parse_optimizer({"name": "c_flat_turbo", "rho": 0.3, "rules": "paper", "k": 5, "beta": 0.8})
     turbo = [v.config.optimizer.keywords() for v in plan_variants(config) if v.config.optimizer.name == own.name]
     for change in (
         {"k": 2},
@@ -153,7 +158,7 @@ def test_every_point_of_a_figure_has_a_run_and_all_are_watched_at_one_radius(sch
         {"beta": 0.4},
         *({"k": k, "schedule": s} for k in (5, 10) for s in (True, False)),
     ):
-        assert {**own.keywords(), **change} in turbo, change
+        assert {**printed.keywords(), **change} in turbo, change
     assert radius_of(config) == 0.3
     assert radius_of(replace(base, optimizer=parse_optimizer({"name": "none"}))) == 0.1  # iCaRL's
     assert radius_of(replace(base, optimizer=parse_optimizer({"name": "asam", "rho": 2.0}))) == 0.1
@@ -205,6 +210,9 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     made = json.loads(capsys.readouterr().out)
     assert set(made["figures"]) == FIGURES
     assert (tmp_path / "runs/analyze-icarl-digits/summary.json").is_file()
+    inside = tmp_path / "runs/analyze-icarl-digits/analysis/runs"
+    assert not [path for path in inside.iterdir() if path.name.startswith("none-every")]  # it was not trained twice
+    assert len(list(find_runs(tmp_path / "runs"))) == 1
     assert run_app(["analyze", "runs/analyze-icarl-digits", "--every", "2", "--formats", ""]) == 0
     assert "cflat report runs/analyze-icarl-digits" in capsys.readouterr().out
 

@@ -1,24 +1,43 @@
 """Any optimizer x any method x any stream works, with no glue between them."""
 
+from functools import cache
+
 import pytest
+import torch
 
 import cflat
 from cflat.methods import get_method_spec, list_methods
 from runs import tiny_method, tiny_run, tiny_stream
 
 
+@cache
+def trained(method, optimizer):
+    """Return the result of a tiny run, and the weights after it."""
+    stream = tiny_stream()
+    made = tiny_method(method, stream)
+    result = tiny_run(made, stream, optimizer=optimizer, epochs=1)
+    return result, {name: value.clone() for name, value in made.network.named_parameters()}
+
+
 @pytest.mark.parametrize("optimizer", cflat.list_optimizers())
 @pytest.mark.parametrize("method", list_methods())
 def test_every_optimizer_trains_every_method(method, optimizer):
-    stream = tiny_stream()
-    result = tiny_run(tiny_method(method, stream), stream, optimizer=optimizer, epochs=1)
+    result, weights = trained(method, optimizer)
+    cost = result.cost
     for matrix in result.accuracy.values():
+        assert matrix.total.tolist() == [len(task.test) for task in tiny_stream().tasks]
         assert matrix.num_stages == 2
-        assert 0 <= matrix.last <= 1
-    trained = result.cost.steps > 0
-    assert result.cost.evaluations >= result.cost.steps
-    assert (result.cost.flops > 0) == trained
-    assert result.cost.nonfinite_steps == 0
+    assert (cost.flops > 0) == (cost.steps > 0) == (cost.trainable_parameters > 0)
+    assert cost.nonfinite_steps == 0
+    per_step = cflat.get_optimizer_spec(optimizer).evaluations
+    if per_step.isdigit():
+        assert cost.evaluations == int(per_step) * cost.steps
+    assert all(value.isfinite().all() for value in weights.values())
+    _, plain = trained(method, "none")
+    assert weights.keys() == plain.keys()
+    moved = [name for name, value in weights.items() if not torch.equal(value, plain[name])]
+    # It ends elsewhere than plain training if, and only if, it has evaluated something more.
+    assert bool(moved) == (cost.evaluations > cost.steps)
 
 
 @pytest.mark.parametrize(

@@ -103,21 +103,24 @@ def _subject(folders: list[str], layer: dict[str, object], out: Path | None) -> 
 def _analyze(
     config: RunConfig, folder: Path, every: int, seeds: list[int], formats: list[str], is_silent: bool
 ) -> list[FigureData]:
-    from cflat.runs.folder import RunFolder
     from cflat.runs.lock import owned
-    from cflat.runs.run import run
-    from cflat.studies.analyze import analyze, check_request
+    from cflat.studies.analyze import analyze, check_request, record_run
 
     def tell(variant: Variant, index: int, total: int) -> None:
         if not is_silent:
             note(f"[{index + 1}/{total}] training {variant.name}{', watched' if variant.is_recorded else ''}")
 
     check_request(config, formats)
-    own = RunFolder(folder)
     with stoppable() as stop:
-        if not own.is_finished:
-            run(config, folder, resume=own.config_file.is_file(), should_stop=stop)
+        record_run(config, folder, every=every, should_stop=stop)
         with owned(folder / "analysis"):
             return analyze(
-                config, folder / "analysis", every=every, seeds=seeds, formats=formats, tell=tell, should_stop=stop
+                config,
+                folder / "analysis",
+                subject=folder,
+                every=every,
+                seeds=seeds,
+                formats=formats,
+                tell=tell,
+                should_stop=stop,
             )

@@ -62,7 +62,7 @@ def _shade(color: str, amount: float) -> str:
     """Mix a colour with white, or with black if the amount is negative.
 
     >>> _shade("#004080", 0.5), _shade("#004080", -0.5)
-    ('#809fc0', '#002040')
+    ('#7f9fbf', '#002040')
     """
     end = 255 if amount > 0 else 0
     parts = (int(color[place : place + 2], 16) for place in (1, 3, 5))

@@ -357,7 +357,7 @@ class MetricsLog(Observer):
 
 
 def find_runs(root: Path) -> Iterator[RunFolder]:
-    """Yield the run directories at or below a folder, in order of their names.
+    """Yield the run directories at or below a folder, in order of their names; those inside a run belong to it.
 
     Raises:
         DataError: If there is none.
@@ -366,4 +366,5 @@ def find_runs(root: Path) -> Iterator[RunFolder]:
     if not found:
         raise DataError(f"There is no run directory at or below {str(root)!r}.")
     for path in found:
-        yield RunFolder(path)
+        if not any(parent in found for parent in path.parents):
+            yield RunFolder(path)

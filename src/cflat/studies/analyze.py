@@ -1,7 +1,8 @@
 """`analyze`: the paper's figures for a run of one's own.
 
 The figures need the run with other optimizers, intervals and surrogate lengths beside it. Everything random is decided
-by the configuration, so these runs can be made at any time; each result is kept as one file and is not made twice.
+by the configuration, so these runs can be made at any time: each lies in a run directory of its own, is resumed when it
+was interrupted, and is not made twice. What is recorded lies beside the run as ``recording.json``.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from cflat._errors import ConfigError, DataError
-from cflat._files import plain_values, read_text, write_json
+from cflat._files import read_text, write_json
 from cflat.config.choices import parse_optimizer
 from cflat.config.presets import radius_of
 from cflat.config.run_config import RunConfig
@@ -31,15 +32,17 @@ from cflat.figures.model import FigureData
 from cflat.figures.runs import StrategyPoint, SweepPoint, scheduler_comparison, sensitivity
 from cflat.figures.static import save
 from cflat.report.groups import title_of
-from cflat.runs.run import run
+from cflat.runs.folder import RunFolder, RunSummary
+from cflat.runs.jobs import Job, carry_out
 from cflat.studies.recording import Recording, check_watchable
 
-__all__ = ["FORMATS", "WATCHED", "Variant", "analyze", "check_request", "plan_variants"]
+__all__ = ["FORMATS", "WATCHED", "Variant", "analyze", "check_request", "plan_variants", "record_run"]
 
 RECORDED = ("none", "c_flat", "c_flat_turbo")
 INTERVALS = (2, 5, 10)
 SCHEDULED = INTERVALS[1:]
 """Intervals at which a constant and a growing k are compared: growth matters little to short ones."""
+RECORDING = "recording.json"
 BETAS = (0.4, 0.8, 1.2)
 FORMATS = ("svg", "pdf", "png")
 ALONE: dict[str, Callable[[GradientHistory], FigureData]] = {
@@ -70,6 +73,7 @@ def analyze(
     config: RunConfig,
     out: Path,
     *,
+    subject: Path | None = None,
     every: int = 5,
     seeds: Sequence[int] = (),
     formats: Sequence[str] = ("svg",),
@@ -81,7 +85,8 @@ def analyze(
 
     Args:
         config: The run that the figures are about.
-        out: Folder of figures and data; what is there is reused if it belongs to the same configuration.
+        out: Folder of the figures, and of the runs beside the analysed one; what is there is reused.
+        subject: Run directory of the analysed run, used if it was recorded; see `record_run`.
         every: Steps from one gradient record to the next.
         seeds: Further seeds for sensitivity and schedules, which have a spread then.
         formats: Of `FORMATS`; the figures' data is always written as JSON.
@@ -95,29 +100,39 @@ def analyze(
     """
     check_request(config, formats, only)
     variants, rho = plan_variants(config, seeds, only), radius_of(config)
-    results: dict[str, dict[str, Any]] = {}
+    results: dict[str, _Result] = {}
     for index, variant in enumerate(variants):
-        file = out / "data" / f"{variant.name}.json"
-        values = _load(file, variant, rho, every)
-        if values is None:
+        recording = _recording(variant, rho, every)
+        folder = out / "runs" / _folder_name(variant, every)
+        if index == 0 and subject is not None and _is_recorded(subject, recording):
+            folder = subject
+        job = Job(variant.config, folder)
+        if not job.is_finished:
             tell(variant, index, len(variants))
-            values = _make(variant, rho, every, should_stop)
-            file.parent.mkdir(parents=True, exist_ok=True)
-            write_json(file, values)
-            values = _load(file, variant, rho, every)
-        assert values is not None
-        if variant.is_recorded and not values["recording"]["history"]["records"]:
+            _carry_out(job, recording, should_stop)
+        results[variant.name] = _Result(RunFolder(folder).load_summary(), _load(folder, recording))
+        if recording is not None and not results[variant.name].recorded["history"]["records"]:
             raise ConfigError(
                 f"{config.method.name} takes no step that could be watched: choose a method that is trained by "
                 f"gradients, or a smaller --every than {every}."
             )
-        results[variant.name] = values
     figures = [f for f in _figures(config, variants, results) if not only or f.name in only]
     for figure in figures:
         write_json(out / f"{figure.name}.json", figure.to_dict())
         for suffix in formats:
             save(figure, out / f"{figure.name}.{suffix}")
     return figures
+
+
+def record_run(
+    config: RunConfig, out: Path, *, every: int = 5, should_stop: Callable[[], bool] = lambda: False
+) -> None:
+    """Train the run that is to be analysed, with its recording attached; one that began without goes on without."""
+    recording = Recording(radius_of(config), every, file=out / RECORDING)
+    is_watched = not RunFolder(out).config_file.is_file() or _is_recorded(out, recording)
+    job = Job(config, out)
+    if not job.is_finished:
+        _carry_out(job, recording if is_watched else None, should_stop)
 
 
 def check_request(config: RunConfig, formats: Sequence[str], only: Sequence[str] = ()) -> None:
@@ -185,39 +200,61 @@ def _with(config: RunConfig, name: str, **settings: Any) -> RunConfig:
     return replace(config, optimizer=parse_optimizer({"name": name, **settings}))
 
 
-def _make(variant: Variant, rho: float, every: int, should_stop: Callable[[], bool]) -> dict[str, Any]:
-    recording = Recording(rho, every, has_landscapes=variant.has_landscapes) if variant.is_recorded else None
-    observers = [] if recording is None else [recording]
-    summary = run(variant.config, observers=observers, should_stop=should_stop)
-    return {
-        "config": variant.config.to_dict(),
-        "watched": _watched(variant, rho, every),
-        "summary": summary.to_dict(),
-        "recording": None if recording is None else recording.to_dict(),
-    }
+@dataclass(frozen=True)
+class _Result:
+    """A run beside the analysed one, or this itself."""
+
+    summary: RunSummary
+    recorded: dict[str, Any]
+    """Histories and landscapes; empty if it was not watched."""
 
 
-def _load(file: Path, variant: Variant, rho: float, every: int) -> dict[str, Any] | None:
-    """Read a result; None if it is not there, broken, or of another configuration."""
+def _folder_name(variant: Variant, every: int) -> str:
+    """Return a name that tells apart what was recorded differently."""
+    if not variant.is_recorded:
+        return variant.name
+    return f"{variant.name}-every{every}{'-landscapes' if variant.has_landscapes else ''}"
+
+
+def _recording(variant: Variant, rho: float, every: int) -> Recording | None:
+    return Recording(rho, every, has_landscapes=variant.has_landscapes) if variant.is_recorded else None
+
+
+def _carry_out(job: Job, recording: Recording | None, should_stop: Callable[[], bool]) -> None:
+    """Train in a run directory; what was interrupted goes on."""
+    if recording is not None:
+        recording.file = job.out / RECORDING
+    carry_out(job, () if recording is None else (recording,), should_stop)
+
+
+def _is_recorded(folder: Path, recording: Recording | None) -> bool:
+    """Whether a run is watched from its first step, in this way."""
+    if recording is None or not (folder / RECORDING).is_file():
+        return False
+    return bool(_read(folder).get("watched") == recording.watched)
+
+
+def _load(folder: Path, recording: Recording | None) -> dict[str, Any]:
+    if recording is None:
+        return {}
+    values = _read(folder)
+    if "history" not in values:
+        raise DataError(f"{str(folder / RECORDING)!r} is not complete. Delete {str(folder)!r} to make it anew.")
+    return values
+
+
+def _read(folder: Path) -> dict[str, Any]:
     try:
-        values = json.loads(read_text(file))
-    except FileNotFoundError:
-        return None
+        values = json.loads(read_text(folder / RECORDING))
     except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"{str(file)!r} cannot be read: {error}. Delete it to make it anew.") from error
-    wanted = (plain_values(variant.config.to_dict()), _watched(variant, rho, every))
-    is_own = isinstance(values, dict) and (values.get("config"), values.get("watched")) == wanted
-    return values if is_own else None
+        raise DataError(
+            f"{str(folder / RECORDING)!r} cannot be read: {error}. Delete {str(folder)!r} to make it anew."
+        ) from error
+    return values if isinstance(values, dict) else {}
 
 
-def _watched(variant: Variant, rho: float, every: int) -> list[Any] | None:
-    return [rho, every, variant.has_landscapes] if variant.is_recorded else None
-
-
-def _figures(
-    config: RunConfig, variants: Sequence[Variant], results: Mapping[str, Mapping[str, Any]]
-) -> list[FigureData]:
-    recorded = {variant.name: results[variant.name]["recording"] for variant in variants if variant.is_recorded}
+def _figures(config: RunConfig, variants: Sequence[Variant], results: Mapping[str, _Result]) -> list[FigureData]:
+    recorded = {variant.name: results[variant.name].recorded for variant in variants if variant.is_recorded}
     histories = {
         name: GradientHistory.from_dict(title_of(name), values["history"]) for name, values in recorded.items()
     }
@@ -232,7 +269,7 @@ def _figures(
     ]
 
 
-def _sweeps(variants: Sequence[Variant], results: Mapping[str, Mapping[str, Any]]) -> list[FigureData]:
+def _sweeps(variants: Sequence[Variant], results: Mapping[str, _Result]) -> list[FigureData]:
     turbo = [variant for variant in variants if variant.config.optimizer.name == "c_flat_turbo"]
     reference = _printed(variants[0].config).optimizer.keywords()
     figures = []
@@ -254,13 +291,11 @@ def _sweeps(variants: Sequence[Variant], results: Mapping[str, Mapping[str, Any]
 
 
 def _measured(
-    variants: Sequence[Variant], results: Mapping[str, Mapping[str, Any]], settings: Mapping[str, Any]
+    variants: Sequence[Variant], results: Mapping[str, _Result], settings: Mapping[str, Any]
 ) -> tuple[list[float], list[float]]:
     """Return accuracies and speeds of the variants with these settings, one for each seed."""
-    chosen = [
-        results[variant.name]["summary"] for variant in variants if variant.config.optimizer.keywords() == settings
-    ]
-    return [float(summary["avg"]) for summary in chosen], [float(summary["images_per_second"]) for summary in chosen]
+    chosen = [results[variant.name].summary for variant in variants if variant.config.optimizer.keywords() == settings]
+    return [found.value("avg") for found in chosen], [found.value("images_per_second") for found in chosen]
 
 
 def _landscapes(found: Mapping[str, Mapping[str, Any]]) -> list[FigureData]:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
 from cflat._errors import ConfigError
+from cflat._files import write_json
 from cflat.analysis.hessian import spectrum_density, top_eigenvalues, trace
 from cflat.analysis.landscape import connect, line, plane, random_direction
 from cflat.analysis.recorder import GradientRecorder
 from cflat.analysis.shadow import Shadow
 from cflat.data import Batch
 from cflat.optim import SharpnessAware
-from cflat.train import Observer, RuntimeSettings
+from cflat.train import Observer, RuntimeSettings, TaskRecord
 from cflat.train.objective import Objective
 from cflat.train.observer import StepEvent
 
@@ -36,15 +38,34 @@ class Recording(Observer):
         rho: Radius at which gradients are looked at.
         every: Steps from one record to the next; also the distance of the vectors that are compared.
         has_landscapes: Whether to look at the landscape, too.
+        file: Where to write what was recorded, when the last task is learned; None keeps it in memory.
     """
 
-    def __init__(self, rho: float, every: int = 5, *, has_landscapes: bool = True) -> None:
+    def __init__(self, rho: float, every: int = 5, *, has_landscapes: bool = True, file: Path | None = None) -> None:
         self.rho = rho
         self.recorder = GradientRecorder(every=every, lag=every)
         self.landscapes: dict[str, Any] = {"lines": [], "connections": []}
         self.has_landscapes = has_landscapes
+        self.file = file
+        self._num_tasks = 0
         self._ends: dict[str, Tensor] = {}
         self._loss: Callable[[], Tensor] | None = None
+
+    @property
+    def watched(self) -> list[Any]:
+        """What decides about a recording besides the run itself."""
+        return [self.rho, self.recorder.every, self.has_landscapes]
+
+    def on_run_start(self, num_tasks: int, first_task: int) -> None:
+        """Leave a mark: this run is watched from its first step."""
+        self._num_tasks = num_tasks
+        if self.file is not None and first_task == 0:
+            write_json(self.file, {"watched": self.watched})
+
+    def on_task_end(self, record: TaskRecord) -> None:
+        """Write everything after the last task, before the run counts as finished."""
+        if self.file is not None and record.task + 1 == self._num_tasks:
+            write_json(self.file, {"watched": self.watched, **self.to_dict()})
 
     def on_phase_start(self, optimizer: SharpnessAware, network: nn.Module) -> None:
         """Watch this phase with a shadow of its own."""
