@@ -194,7 +194,7 @@ def _read(found: _Found) -> dict[str, Any]:
         raise
     except Exception as error:  # what torch cannot load fails in many ways
         raise _DamagedError(f"{name} cannot be read ({type(error).__name__}).") from error
-    if not isinstance(state, dict) or "version" not in state:
+    if not isinstance(state, dict) or not isinstance(state.get("version"), int):
         raise _DamagedError(f"{name} holds no state of a run.")
     if state["version"] != VERSION:
         raise DataError(f"{name} was written by another version of cflat; start the run anew.")
