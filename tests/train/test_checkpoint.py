@@ -79,7 +79,9 @@ def torch_bytes(value):
     return buffer.getvalue()
 
 
-@pytest.mark.parametrize("value", [[1, 2], torch.ones(3), {"weights": torch.ones(3)}, {"version": torch.ones(2)}, "text", None])
+@pytest.mark.parametrize(
+    "value", [[1, 2], torch.ones(3), {"weights": torch.ones(3)}, {"version": torch.ones(2)}, "text", None]
+)
 def test_a_file_that_holds_something_else_is_not_used(tmp_path, value):
     store = CheckpointStore(tmp_path)
     store.save({"number": 1})
