@@ -14,6 +14,7 @@ from cflat import DataError
 from cflat.cli.main import run_app
 from cflat.config.commands import reproduce_command
 from cflat.config.run_config import parse_config
+from cflat.data import Outline
 from cflat.figures import Curve, FigureData, Panel
 from cflat.figures.model import MAX_POINTS
 from cflat.figures.palette import OPTIMIZERS
@@ -141,6 +142,20 @@ def test_optimizers_have_one_colour_on_every_page(runs: Path, tmp_path: Path) ->
     alone, both = (collect_report([root]).data.colors for root in (tmp_path, runs))
     assert alone["C-Flat Turbo"] == both["C-Flat Turbo"] == OPTIMIZERS["c_flat_turbo"][1]
     assert both["plain"] == OPTIMIZERS["none"][1]
+
+
+def test_tasks_are_named_by_their_classes(tmp_path: Path) -> None:
+    outline = Outline("class", (("a", range(2)), ("b", range(2, 3))), ("ant", "bee", "cow"))
+    for seed in range(2):
+        write_run(tmp_path / f"run-{seed}", config_of(seed=seed))
+        folder = RunFolder(tmp_path / f"run-{seed}")
+        folder.write(folder.stream_file, outline.to_dict())
+    (section,) = [s for s in collect_report([tmp_path]).data.sections if s.name == "matrices"]
+    (table,) = section.tables
+    assert [[cell.text for cell in row] for row in table.rows] == [["1", "ant, bee", "2"], ["2", "cow", "1"]]
+    folder.stream_file.write_text("{}")
+    report = collect_report([tmp_path])
+    assert [problem.where for problem in report.problems] == ["run-1"]
 
 
 def test_unfinished_runs_are_shown_with_what_is_known(page: Page, runs: Path) -> None:

@@ -17,6 +17,7 @@ from cflat._files import read_text
 from cflat.config.commands import flatten
 from cflat.config.run_config import RunConfig
 from cflat.config.variants import parse_variant
+from cflat.data import Outline
 from cflat.figures.interactive import plot
 from cflat.figures.model import MAX_POINTS, Bars, Curve, FigureData, Heatmap, downsampled
 from cflat.figures.runs import OUTCOMES, Timeline
@@ -47,6 +48,8 @@ class RunRecord:
     environment: Mapping[str, Any]
     figures: tuple[FigureData, ...]
     """What ``cflat analyze`` has put into the run's ``analysis`` folder."""
+    outline: Outline | None = None
+    """Tasks and class names; None for a run that did not write them."""
     tuned: tuple[str, ...] = ()
     """Keys whose values were tuned for its optimizer."""
     tuned_by: str = ""
@@ -101,7 +104,13 @@ def _read(folder: RunFolder, name: str, problems: list[Problem]) -> RunRecord:
         stages = tuple(float(value) for value in summary.headline.stage_accuracy)
     files = sorted((folder.path / "analysis").glob("*.json"))
     figures = tuple(figure for file in files if (figure := _figure(file, name, problems)) is not None)
-    return RunRecord(name, config, summary, stages, timeline, environment, figures, *_tuned(folder, config))
+    try:
+        outline = folder.load_outline()
+    except DataError as error:
+        problems.append(Problem(name, str(error)))
+        outline = None
+    tuned = _tuned(folder, config)
+    return RunRecord(name, config, summary, stages, timeline, environment, figures, outline, *tuned)
 
 
 def _tuned(folder: RunFolder, config: RunConfig) -> tuple[tuple[str, ...], str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from cflat.data import Outline
 from cflat.metrics import HEADLINES, METRICS, Spread, spread
 from cflat.report.groups import Group, title_of
 from cflat.report.headlines import difference_to, reference_of
@@ -11,7 +12,7 @@ from cflat.report.model import Cell, Table
 from cflat.report.records import RunRecord
 from cflat.runs.folder import RunSummary
 
-__all__ = ["accuracy_table", "cost_table", "runs_table", "surrogate_words"]
+__all__ = ["accuracy_table", "cost_table", "runs_table", "surrogate_words", "tasks_table"]
 
 KINDS = ("refreshed", "reused", "skipped")
 
@@ -92,6 +93,26 @@ def runs_table(records: Sequence[RunRecord]) -> Table:
     columns = ("run", "method", "data", "optimizer", "state", "seed", "Avg", "Last", "Forgetting", "images/s")
     rows = tuple(_run_row(record) for record in records)
     return Table("Runs", columns, rows, num_text=5, is_filtered=True)
+
+
+def tasks_table(records: Sequence[RunRecord]) -> Table | None:
+    """Return what the tasks of the runs are about, one row for each; None if no run says so."""
+    outlines: dict[str, Outline] = {}
+    for record in records:
+        if record.outline is not None and record.outline not in outlines.values():
+            outlines[f"{record.config.method.name} on {record.config.data.name}"] = record.outline
+    rows = tuple(
+        (
+            *([Cell(scenario)] if len(outlines) > 1 else []),
+            Cell(str(task + 1), task + 1),
+            Cell(outline.title_of(task)),
+            Cell(str(len(labels)), len(labels)),
+        )
+        for scenario, outline in outlines.items()
+        for task, (_, labels) in enumerate(outline.tasks)
+    )
+    columns = (*(["runs"] if len(outlines) > 1 else []), "task", "about", "classes")
+    return Table("Tasks", columns, rows, num_text=len(columns) - 1) if rows else None
 
 
 def _run_row(record: RunRecord) -> tuple[Cell, ...]:

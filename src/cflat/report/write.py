@@ -32,7 +32,7 @@ from cflat.report.groups import Group, differing_keys, group_records, plain_text
 from cflat.report.headlines import headlines
 from cflat.report.model import Cell, Choices, Command, Folded, Problem, ReportData, Section, Table
 from cflat.report.records import RunRecord, read_records
-from cflat.report.tables import accuracy_table, cost_table, runs_table, surrogate_words
+from cflat.report.tables import accuracy_table, cost_table, runs_table, surrogate_words, tasks_table
 
 __all__ = ["Report", "collect_report", "write_page", "write_report"]
 
@@ -260,8 +260,12 @@ def _has_events(line: Timeline) -> bool:
 
 def _matrices(groups: Sequence[Group]) -> Section | None:
     options = tuple((g.name, accuracy_heatmap(g.numbers())) for g in groups if g.finished)
+    if not options:
+        return None
     text = "Accuracy on each task after each task, mean over seeds."
-    return Section("matrices", "Task by task", text, choices=(Choices("Accuracy", options),)) if options else None
+    tasks = tasks_table([record for group in groups for record in group.records])
+    choices = (Choices("Accuracy", options),)
+    return Section("matrices", "Task by task", text, choices=choices, tables=() if tasks is None else (tasks,))
 
 
 def _gradients(records: Sequence[RunRecord]) -> Section | None:
