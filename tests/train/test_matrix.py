@@ -36,8 +36,10 @@ def test_every_optimizer_trains_every_method(method, optimizer):
     _, plain = trained(method, "none")
     assert weights.keys() == plain.keys()
     moved = [name for name, value in weights.items() if not torch.equal(value, plain[name])]
-    # It ends elsewhere than plain training if, and only if, it has evaluated something more.
-    assert bool(moved) == (cost.evaluations > cost.steps)
+    if optimizer == "msam":  # moves to the perturbed weights, at no further evaluation
+        assert bool(moved) == (cost.steps > 0)
+    else:  # ends elsewhere than plain training if, and only if, it has evaluated something more
+        assert bool(moved) == (cost.evaluations > cost.steps)
 
 
 @pytest.mark.parametrize(

@@ -64,14 +64,7 @@ def command(
     folders = [word for word in overrides or [] if "=" not in word or Path(word).is_dir()]
     keys = [word for word in overrides or [] if word not in folders]
     layer = chosen_layer(
-        config,
-        keys,
-        method=method,
-        data__name=data,
-        data__root=data_root,
-        optimizer=optimizer,
-        backbone__weights=weights,
-        preset=preset,
+        config, keys, method=method, data=data, data_root=data_root, optimizer=optimizer, weights=weights, preset=preset
     )
     resolved, folder = _subject(folders, layer, out)
     figures = _analyze(resolved, folder, every, comma_numbers("--seeds", seeds), comma_names(formats), quiet or json)

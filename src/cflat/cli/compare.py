@@ -71,13 +71,7 @@ def command(
     from cflat.studies.tuned import read_tuning, require_tuned
 
     layer = chosen_layer(
-        config,
-        overrides,
-        method=method,
-        data__name=data,
-        data__root=data_root,
-        backbone__weights=weights,
-        preset=preset,
+        config, overrides, method=method, data=data, data_root=data_root, weights=weights, preset=preset
     )
     names = list_variants(optimizers or DEFAULT)
     numbers = comma_numbers("--seeds", seeds)

@@ -38,13 +38,7 @@ def command(
     from cflat.runs.features import make_features
 
     layer = chosen_layer(
-        None,
-        overrides,
-        data__name=data,
-        data__root=data_root,
-        backbone__name=backbone,
-        backbone__weights=weights,
-        backbone__image_size=image_size,
+        None, overrides, data=data, data_root=data_root, backbone=backbone, weights=weights, image_size=image_size
     )
     config = features_config(layer)
     with count_images("features", is_silent=quiet or json) as tell:

@@ -43,16 +43,22 @@ Overrides = Annotated[
     typer.Argument(metavar="KEY=VALUE", help="Any key, for example train.epochs=5 optimizer.rho=0.1"),
 ]
 
+KEYS = {
+    "data": "data.name",
+    "data_root": "data.root",
+    "backbone": "backbone.name",
+    "weights": "backbone.weights",
+    "image_size": "backbone.image_size",
+}
+"""What options set that are not called like a key."""
 
-def chosen_layer(config: Path | None, overrides: list[str] | None, **named: str | int | None) -> dict[str, Any]:
-    """Lay file, named options and overrides over each other; keys of ``named`` are dotted with ``__``."""
-    from cflat.config.documents import merge, parse_overrides, read_document
+
+def chosen_layer(config: Path | None, overrides: list[str] | None, **options: str | int | None) -> dict[str, Any]:
+    """Lay file, options and overrides over each other; an option that is None was not given."""
+    from cflat.config.documents import merge, nested, parse_overrides, read_document
 
     layers: list[dict[str, Any]] = [read_document(config)] if config is not None else []
-    for key, value in named.items():
-        if value is not None:
-            section, _, name = key.partition("__")
-            layers.append({section: {name: value} if name else value})
+    layers += [nested(KEYS.get(name, name), value) for name, value in options.items() if value is not None]
     return merge(*layers, parse_overrides(overrides or []))
 
 

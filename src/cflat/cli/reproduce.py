@@ -71,7 +71,7 @@ def command(
     from cflat.paper.tables import write_reproduction
     from cflat.studies.analyze import check_request
 
-    chosen = chosen_layer(None, overrides, data__root=data_root)
+    chosen = chosen_layer(None, overrides, data_root=data_root)
     request = Request(scale, weights, chosen, tuple(comma_numbers("--seeds", seeds)))
     exhibit = load_exhibit(name)
     if exhibit.rows:

@@ -76,10 +76,10 @@ def command(
         config,
         overrides,
         method=method,
-        data__name=data,
-        data__root=data_root,
+        data=data,
+        data_root=data_root,
         optimizer=optimizer,
-        backbone__weights=weights,
+        weights=weights,
         preset=preset,
         seed=seed,
     )

@@ -88,13 +88,7 @@ def command(
     from cflat.config.variants import list_variants
 
     layer = chosen_layer(
-        config,
-        overrides,
-        method=method,
-        data__name=data,
-        data__root=data_root,
-        backbone__weights=weights,
-        preset=preset,
+        config, overrides, method=method, data=data, data_root=data_root, weights=weights, preset=preset
     )
     names, numbers = list_variants(optimizers), comma_numbers("--seeds", seeds)
     folder = out or Path("runs") / safe_name("tune", *(_name(layer.get(key)) for key in ("method", "data")))
