@@ -159,6 +159,17 @@ def test_what_is_behind_ends_early(tmp_path: Path) -> None:
     assert not any((Path(run) / "checkpoints").exists() for trial in trials for run in trial.runs)
 
 
+def test_a_training_that_diverges_is_a_bad_trial_and_no_end_of_the_search(tmp_path: Path) -> None:
+    chosen = merge(SMOKE, {"data": {"train_per_class": 4}, "method": "ranpac"})
+    options: dict[str, Any] = {"sampler": "random", "search_seed": 3, "protocol": "first-task"}
+    tuning = tune(chosen, ["none"], tmp_path / "a", trials=2, ranges={"base.lr": (0.02, 1e30)}, **options)
+    states = [(trial.settings["base.lr"], trial.state) for trial in tuning.optimizers["none"].trials]
+    assert states == [(0.02, "complete"), (1e30, "diverged")]
+    assert (tuning.settings["none"], tuning.optimizers["none"].budget["diverged"]) == ({"base.lr": 0.02}, 1)
+    with pytest.raises(ConfigError, match="Every trial of none has diverged"):
+        tune(chosen, ["none"], tmp_path / "b", trials=1, ranges={"base.lr": (1e30, 1e31)}, **options)
+
+
 def test_the_first_task_protocol_judges_by_the_first_task_of_the_same_runs(tmp_path: Path) -> None:
     tuning = tune(SMOKE, ["none"], tmp_path, trials=1, protocol="first-task", seeds=[7, 8])
     trial = tuning.optimizers["none"].trials[0]

@@ -32,6 +32,8 @@ def features_config(chosen: Mapping[str, Any]) -> RunConfig:
         if not isinstance(chosen.get(section), Mapping) or "name" not in chosen[section]:
             raise ConfigError(f"{section}.name must be given, for example {example}.")
     config = parse_config(merge(_DEFAULTS, chosen))
+    if config.data.validation or config.data.label_noise:
+        raise ConfigError("Features are those of all images; give data.validation and data.label_noise to the runs.")
     if backbone_family(config.backbone.name) == "vit" and "weights" not in chosen["backbone"]:
         raise ConfigError("backbone.weights must be given: --weights FILE, timm to download them, or random.")
     return config

@@ -297,8 +297,14 @@ class _Attempt:
     trial: Any
     settings: Settings
 
+    @property
+    def is_completed_anyway(self) -> bool:
+        """Whether others are judged by it: what is ahead early in a stream may forget later."""
+        return bool(self.trial.number < self.search.num_startup)
+
     def jobs(self, stage: int | None) -> list[Job]:
-        """Return one job for each seed, up to a stage of the trial."""
+        """Return one job for each seed, up to a stage of the trial; those that are completed anyway make no pause."""
+        stage = self.search.request["stages"][-1] if self.is_completed_anyway else stage
         layer = merge(self.search.layer, *(nested(key, value) for key, value in self.settings.items()))
         return [
             Job(resolve_config({**layer, "seed": seed}), self._folder(seed), stage, may_diverge=True)
@@ -307,14 +313,13 @@ class _Attempt:
 
     def goes_on(self, stage: int | None) -> bool:
         """Tell Optuna how far the trial has come, and return whether it is to go on."""
-        record = self._measure()
+        record = self._measure(stage)
         is_last = stage == self.search.request["stages"][-1] or record.state == "diverged"
         study, states = self.search.study, self.search.optuna.trial.TrialState
         if not is_last:
             if stage not in study.trials[self.trial.number].intermediate_values:
                 self.trial.report(record.score, step=stage)
-            # The trials that others are judged by are completed: what is ahead early in a stream may forget later.
-            if not self.trial.should_prune() or self.trial.number < self.search.num_startup:
+            if not self.trial.should_prune() or self.is_completed_anyway:
                 return True
             record = replace(record, state="pruned")
         self.trial.set_user_attr("record", plain_values(asdict(record)))
@@ -323,11 +328,11 @@ class _Attempt:
             shutil.rmtree(self._folder(seed) / "checkpoints", ignore_errors=True)
         return False
 
-    def _measure(self) -> Trial:
+    def _measure(self, stage: int | None) -> Trial:
         folders = [RunFolder(self._folder(seed)) for seed in self.search.request["seeds"]]
-        tasks = [folder.load_tasks() for folder in folders]
+        tasks = [folder.load_tasks()[:stage] for folder in folders]
         has_diverged = any(folder.diverged_file.is_file() for folder in folders)
-        scores = [validation_score(folder, self.search.request["metric"]) for folder in folders]
+        scores = [validation_score(folder, self.search.request["metric"], stage) for folder in folders]
         costs = {
             name: sum(own[-1][name] for own in tasks if own) for name in ("steps", "images", "evaluations", "seconds")
         }

@@ -202,11 +202,12 @@ def require_tuned(names: Sequence[str], tuning: Tuning) -> None:
             raise ConfigError(f"{name!r} was not tuned.{suggest(name, known)} Tuned: {', '.join(known)}.")
 
 
-def validation_score(folder: RunFolder, metric: Metric) -> float:
-    """Return the validation accuracy of a run over the tasks that it has learned; 0 if it has diverged."""
+def validation_score(folder: RunFolder, metric: Metric, num_tasks: int | None = None) -> float:
+    """Return the validation accuracy of a run over its first tasks, or all that it learned; 0 if it has diverged."""
     if folder.diverged_file.is_file():
         return 0.0
-    accuracies = [float(next(iter(task["validation"].values()))["stage_accuracy"]) for task in folder.load_tasks()]
+    tasks = folder.load_tasks()[:num_tasks]
+    accuracies = [float(next(iter(task["validation"].values()))["stage_accuracy"]) for task in tasks]
     return mean(accuracies) if metric == "avg" else accuracies[-1]
 
 
