@@ -60,6 +60,7 @@ class TestFabric:
         optimizer.step(closure(0))
         for _ in optimizer.passes():
             closure(1)()
+        assert optimizer.step() is None  # has stepped already
         assert optimizer.interval == run.optimizer.interval == 6
         assert optimizer.task_step == run.optimizer.task_step == 2
         assert optimizer.telemetry.steps == run.optimizer.telemetry.steps == 2

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 import cflat
 from cases import case
+from cflat.integrations import MicroBatches
 from faults import DOORS, EVERY, Run, batch_of, differences, walk
 
 SEVERAL = [row for row in EVERY if row.name != "none"]
@@ -104,6 +105,22 @@ def test_replay_makes_accumulation_equal_a_closure_over_all_micro_batches(row, d
     assert not differences(parts.world()["model"], whole.world()["model"])
     assert not differences(parts.state(), whole.state())
     assert len(calls) == parts.optimizer.telemetry.evaluations - parts.optimizer.telemetry.steps
+
+
+@pytest.mark.parametrize("row", [row for row in EVERY if row.name != "msam"], ids=str)
+def test_kept_micro_batches_see_their_dropout_again(row):
+    whole, parts = Run(row), Run(row)
+    pending = MicroBatches(parts.optimizer)
+    random = torch.get_rng_state()
+    for step in range(0, 9, 3):
+        whole.optimizer.step(lambda step=step: _evaluate(whole, step, step + 1, step + 2))
+    expected = whole.world()
+    torch.set_rng_state(random)
+    for step in range(9):
+        take = pending.step if step % 3 == 2 else pending.accumulate
+        take(lambda step=step: _evaluate(parts, step))
+    assert not differences(parts.world(), expected)
+    assert not differences(parts.state(), whole.state())
 
 
 def test_gradients_of_another_point_are_refused():

@@ -252,8 +252,8 @@ def _lost_gradients(optimizer: SharpnessAware) -> str:
     return (
         f"{type(optimizer).__name__} found gradients that were accumulated before this step, which it would have to "
         "drop: it needs all micro-batches again at other weights. Loop over the micro-batches inside the closure or "
-        "inside optimizer.passes(), or pass step(closure, replay=...); in Lightning, Trainer and Accelerate use "
-        "cflat.integrations. If these gradients are left over, call optimizer.zero_grad() before the step."
+        "inside optimizer.passes(), or keep them with cflat.integrations, which serves Lightning, Trainer, Accelerate "
+        "and trainers of your own. If these gradients are left over, call optimizer.zero_grad() before the step."
     )
 
 
