@@ -31,7 +31,9 @@ _ORDER, _AUGMENT = 0, 1  # keep the two random streams of a key apart
 @cache
 def _tell_of_joining() -> None:
     """Say it once."""
-    logger.info("The last batch of an epoch would be a single image; it joins the batch before, for BatchNorm's sake.")
+    logger.warning(
+        "The last batch of an epoch would be a single image; it joins the batch before, for BatchNorm's sake."
+    )
 
 
 class BatchLoader:
