@@ -185,6 +185,14 @@ def test_weights_without_plain_numbers_are_refused(kind: str, tmp_path: Path) ->
         create_backbone("small_cnn", weights=tmp_path / "w.pt")
 
 
+@pytest.mark.parametrize("shape", [(), (0,), (5,), (1, 0, 64), (1, 1, 64), (1, 17, 3), (2, 17, 64), (1, 18, 64)])
+def test_position_embeddings_of_any_shape_are_refused_with_their_name(shape: tuple[int, ...], tmp_path: Path) -> None:
+    state = create_backbone("vit_smoke").model.state_dict()
+    torch.save({**state, "pos_embed": torch.zeros(shape)}, tmp_path / "w.pt")
+    with pytest.raises(DataError, match="pos_embed"):
+        create_backbone("vit_smoke", weights=tmp_path / "w.pt")
+
+
 def test_a_task_without_test_images_is_refused_before_training() -> None:
     whole = dataset(num_classes=4)
     without = type(whole)(whole.name, whole.train, whole.test.of_classes([0, 1]), whole.class_names)

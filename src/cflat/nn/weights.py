@@ -98,8 +98,8 @@ def _counters(names: Iterable[str]) -> set[str]:
 
 def _fit_positions(positions: Tensor, model: VisionTransformer) -> Tensor:
     num_prefix_tokens = 0 if model.no_embed_class else model.num_prefix_tokens
-    num_patches = positions.shape[1] - num_prefix_tokens
-    if round(num_patches**0.5) ** 2 != num_patches:
+    num_patches = positions.shape[1] - num_prefix_tokens if positions.ndim == 3 else 0
+    if num_patches < 1 or round(num_patches**0.5) ** 2 != num_patches:
         return positions  # no square grid to resample from: reported as a wrong shape
     fitted: Tensor = layers.resample_abs_pos_embed(
         positions, new_size=list(model.patch_embed.grid_size), num_prefix_tokens=num_prefix_tokens
