@@ -14,6 +14,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 import front
 from front_streams import ROWS, STREAMS, Places
 
+sys.path.pop(0)  # benchmarks/data.py would hide the folder tests/data
+
 from cflat.config.presets import resolve_config
 from cflat.optim import list_optimizers
 
