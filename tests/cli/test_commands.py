@@ -264,7 +264,7 @@ def test_data_is_checked(capsys: pytest.CaptureFixture[str]) -> None:
         ([*SMOKE, "--resume", "runs", "--out", "x"], "leave out --out"),
         ([*SMOKE, "--track", "wandbb"], "Did you mean 'wandb'?"),
         ([*SMOKE, "--out", "/proc/cflat"], "cannot be made"),
-        (["run", "--resume", "nowhere"], "is no run directory"),
+        (["run", "--resume", "nowhere"], "is not a run directory"),
         (["run"], "method.name must be given"),
         (["run", "--method", "icarl", "--data", "cub200", "--preset", "smoke"], "needs a data root"),
         (["compare", *SMOKE[1:], "--seeds", "a"], "--seeds must be whole numbers"),
@@ -314,7 +314,7 @@ def test_a_signal_saves_and_says_how_to_go_on(number: signal.Signals, tmp_path: 
     process.send_signal(number)
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 128 + number
-    assert errors.splitlines()[-1] == "Stopped; everything so far is saved. Go on: cflat run --resume run"
+    assert errors.splitlines()[-1] == "Stopped; everything so far is saved. Resume it: cflat run --resume run"
     assert list((tmp_path / "run" / "checkpoints").glob("*.pt"))
     assert not RunFolder(tmp_path / "run").is_finished
 

@@ -92,7 +92,7 @@ def test_values_arrive_with_their_types() -> None:
         ("3=4", r"Unknown key '3'"),
         ("epochs", r"Expected key=value"),
         ("a..b=1", r"Expected key=value"),
-        ("seed=[1", r"is no YAML"),
+        ("seed=[1", r"is not valid YAML"),
     ],
 )
 def test_mistakes_get_one_clear_message(override: str, message: str) -> None:
@@ -149,7 +149,7 @@ def test_a_file_that_is_absent_or_no_text_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         read_document(tmp_path / "none.yaml")
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ConfigError, match="no YAML"):
+    with pytest.raises(ConfigError, match="not valid YAML"):
         read_document(tmp_path / "binary.yaml")
 
 

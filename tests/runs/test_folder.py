@@ -78,10 +78,10 @@ def test_a_broken_summary_is_said_to_be_one(folder: RunFolder, content: str) -> 
 
 
 def test_a_foreign_folder_is_said_to_be_one(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="is no run directory"):
+    with pytest.raises(DataError, match="is not a run directory"):
         RunFolder(tmp_path).load_config()
     (tmp_path / "config.yaml").write_text("lr: 3\n")
-    with pytest.raises(DataError, match="no configuration of this version"):
+    with pytest.raises(DataError, match="not a configuration of this version"):
         RunFolder(tmp_path).load_summary()
 
 

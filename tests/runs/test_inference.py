@@ -88,7 +88,7 @@ def test_an_interrupted_run_answers_with_what_it_has_finished(tmp_path: Path) ->
 
     with pytest.raises(TrainingInterrupted):
         run(config("finetune"), out, observers=[Steps()], should_stop=lambda: 1 in steps)
-    with pytest.raises(DataError, match=r"stopped within task 2\. Go on: cflat run --resume"):
+    with pytest.raises(DataError, match=r"stopped within task 2\. Resume it: cflat run --resume"):
         load_predictor(out)
     newest = max((out / "checkpoints").glob("*.pt"))
     newest.unlink()

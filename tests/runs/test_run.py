@@ -97,7 +97,7 @@ def test_a_folder_in_use_is_refused(finished: RunFolder, tmp_path: Path) -> None
     (tmp_path / "file").write_text("x")
     with pytest.raises(DataError, match="is not empty"):
         run(config(), tmp_path / "file")
-    with pytest.raises(DataError, match="holds no run to go on with"):
+    with pytest.raises(DataError, match="holds no run to resume"):
         run(config(), tmp_path / "absent", resume=True)
     with pytest.raises(DataError, match="cannot be made"):
         run(config(), tmp_path / "file" / "run")

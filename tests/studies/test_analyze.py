@@ -220,7 +220,7 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["analyze", "nowhere"], "is no run directory"),
+        (["analyze", "nowhere"], "is not a run directory"),
         (["analyze", "one", "two"], "Name one run directory"),
         (["analyze", "one", "--method", "icarl"], "Name one run directory"),
         (["analyze", "--method", "icarl", "--data", "digits", "--seeds", "x"], "--seeds must be whole numbers"),

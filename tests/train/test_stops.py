@@ -153,7 +153,7 @@ def test_a_signal_is_heard_where_nothing_is_trained(method: str, number: signal.
     first.signal(number)
     code, output = first.wait()
     assert code == 128 + number, output
-    assert f"Stopped; everything so far is saved. Go on: cflat run --resume {stopped}" in output
+    assert f"Stopped; everything so far is saved. Resume it: cflat run --resume {stopped}" in output
     assert not RunFolder(stopped).is_finished
     second, other = (
         Command(*words, folder=tmp_path) for words in (("run", "--resume", stopped, "-q"), command(method, whole))

@@ -153,7 +153,7 @@ class LineProgress(_Progress):
         """Say where a resumed run goes on."""
         super().on_run_start(num_tasks, first_task)
         if first_task:
-            self._say(f"goes on with task {first_task + 1}/{num_tasks}")
+            self._say(f"resumes at task {first_task + 1}/{num_tasks}")
 
     def on_step(self, event: StepEvent) -> None:
         """Keep count."""

@@ -113,7 +113,7 @@ def _train(
     from cflat.runs.run import run
 
     try:
-        with stoppable(f"Go on: {how_to_go_on}") as stop:
+        with stoppable(f"Resume it: {how_to_go_on}") as stop:
             return run(config, folder, resume=is_resumed, observers=observers, should_stop=stop)
     finally:
         close_all(observers)

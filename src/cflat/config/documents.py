@@ -47,7 +47,7 @@ def read_document(path: str | Path) -> Layer:
     except OSError as error:
         raise ConfigError(f"The configuration {str(path)!r} cannot be read: {error.strerror or error}.") from error
     except (ValueError, RecursionError, yaml.YAMLError) as error:
-        raise ConfigError(f"The configuration {str(path)!r} is no YAML or JSON: {_one_line(error)}.") from error
+        raise ConfigError(f"The configuration {str(path)!r} is not valid YAML or JSON: {_one_line(error)}.") from error
     if document is None:
         return {}
     if not isinstance(document, dict):
@@ -70,7 +70,7 @@ def parse_overrides(arguments: Sequence[str]) -> Layer:
         try:
             value = parse_scalar(text)
         except (ValueError, RecursionError, yaml.YAMLError) as error:
-            raise ConfigError(f"The value of {key!r} is no YAML: {_one_line(error)}.") from error
+            raise ConfigError(f"The value of {key!r} is not valid YAML: {_one_line(error)}.") from error
         layer = merge(layer, nested(key, value))
     return layer
 

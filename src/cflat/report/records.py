@@ -208,7 +208,7 @@ def _figure(file: Path, name: str, problems: list[Problem]) -> FigureData | None
         figure = FigureData.from_dict(json.loads(read_text(file)))
         embed_json([figure.title, figure.caption, plot(figure)])
     except (OSError, *MALFORMED) as error:
-        problems.append(Problem(f"{name}/analysis/{file.name}", f"This is no figure: {error!r:.200}."))
+        problems.append(Problem(f"{name}/analysis/{file.name}", f"This is not a figure: {error!r:.200}."))
         return None
     panels = [replace(panel, marks=[_thinned(mark) for mark in panel.marks]) for panel in figure.panels]
     return replace(figure, panels=panels)

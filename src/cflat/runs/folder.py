@@ -202,12 +202,12 @@ class RunFolder:
             DataError: If this is no run directory, or another version's.
         """
         if not self.config_file.is_file():
-            raise DataError(f"{str(self.path)!r} is no run directory: it has no config.yaml.")
+            raise DataError(f"{str(self.path)!r} is not a run directory: it has no config.yaml.")
         try:
             return parse_config(read_document(self.config_file))
         except CFlatError as error:
             raise DataError(
-                f"{str(self.config_file)!r} is no configuration of this version of cflat. {error}"
+                f"{str(self.config_file)!r} is not a configuration of this version of cflat. {error}"
             ) from error
 
     def load_environment(self) -> dict[str, Any]:
@@ -235,12 +235,12 @@ class RunFolder:
         """
         config = self.load_config()
         if not self.is_finished:
-            raise DataError(f"The run in {str(self.path)!r} is not finished. Go on: cflat run --resume {self.path}")
+            raise DataError(f"The run in {str(self.path)!r} is not finished. Resume it: cflat run --resume {self.path}")
         values = self._read(self.summary_file)
         try:
             return RunSummary.from_dict(values, config)
         except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, DataError) as error:
-            raise DataError(f"{str(self.summary_file)!r} is no summary of a run: {error}.") from error
+            raise DataError(f"{str(self.summary_file)!r} is not a summary of a run: {error}.") from error
 
     def load_metrics(self) -> list[dict[str, Any]]:
         """Read the records of epochs and tasks; a half-written last line, left by a kill, is passed over."""

@@ -218,7 +218,7 @@ def _from_run(folder: RunFolder, device: str | torch.device | None) -> Predictor
     config = folder.load_config()
     outline = folder.load_outline() or Outline.of(make_stream(config))
     state = CheckpointStore(folder.path / "checkpoints").load()
-    go_on = f"Go on: cflat run --resume {folder.path}"
+    go_on = f"Resume it: cflat run --resume {folder.path}"
     if state is None:
         raise DataError(f"The run in {str(folder.path)!r} has no checkpoint yet. {go_on}")
     num_tasks = int(state["position"][0])

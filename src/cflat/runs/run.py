@@ -246,12 +246,12 @@ def check_folder(folder: RunFolder, is_resumed: bool) -> None:
     """
     path = folder.path
     if is_resumed and not folder.config_file.is_file():
-        raise DataError(f"{str(path)!r} holds no run to go on with: it has no config.yaml.")
+        raise DataError(f"{str(path)!r} holds no run to resume: it has no config.yaml.")
     try:
         if not is_resumed and path.exists() and (not path.is_dir() or any(map(_is_content, path.iterdir()))):
             refuse_if_owned(path)
             raise DataError(
-                f"{str(path)!r} is not empty. Choose another --out, or go on with: cflat run --resume {path}"
+                f"{str(path)!r} is not empty. Choose another --out, or resume it: cflat run --resume {path}"
             )
     except OSError as error:
         raise DataError(f"The run directory {str(path)!r} cannot be read: {error.strerror}.") from error
