@@ -16,6 +16,7 @@ from cases import (
     MLP,
     OPTIMIZERS,
     PRINTED_VARIANTS,
+    TURBO,
     VARIANTS,
     Case,
     Problem,
@@ -104,6 +105,19 @@ def test_parity_runs_take_every_branch_of_turbo(row: Case) -> None:
         assert branch.refreshed > 0
         assert branch.reused > 0
         assert (branch.skipped > 0) == row.settings.get("trigger", True)
+
+
+def test_turbo_equals_the_reference_where_one_branch_is_exact_and_the_other_is_not() -> None:
+    row = TURBO.but("-mixed", rules="steady", threshold=0.5, k=4, k_growth=0.0)
+    model, optimizer, copy, trainer = make_pair(row, MLP, "sgd")
+    taken = set()
+    for step in range(120):
+        take_step(optimizer, model, MLP.batch(step), "closure")
+        trainer.step(MLP.batch(step))
+        taken.add((optimizer.telemetry.last["sharpness"], optimizer.telemetry.last["flatness"]))
+    assert gap(model, copy) < TOLERANCE
+    outcomes = ("refreshed", "reused", "skipped")
+    assert taken == {(sharp, flat) for sharp in outcomes[:2] for flat in outcomes} | {("skipped", "skipped")}
 
 
 @pytest.mark.parametrize("name", ["gsam", "c_flat", "c_flat_turbo"])
