@@ -313,7 +313,7 @@ def measure_speed(front: Front, stream: str, names: Sequence[str], steps: int) -
         settings = config.optimizer.keywords()
         optimizer = create_optimizer(config.optimizer.name, base, model=method.network, **settings)
         racers[name] = (optimizer, Objective(method, method.network, runtime))
-    seconds = dict.fromkeys(racers, 0.0)
+    seconds, evaluations = dict.fromkeys(racers, 0.0), dict.fromkeys(racers, 0)
     batches = (batch for epoch in range(steps + 1) for batch in loader.epoch(epoch))
     for number, batch in enumerate(islice(batches, steps + 1)):
         order = list(racers)
@@ -325,11 +325,22 @@ def measure_speed(front: Front, stream: str, names: Sequence[str], steps: int) -
             optimizer.step(objective.closure(objective.prepare(batch)))
             if number:
                 seconds[name] += time.process_time() - start
+                evaluations[name] += optimizer.telemetry.last["evaluations"]
     values = {
-        name: {"seconds": seconds[name] / steps, "relative": seconds["none"] / seconds[name], "steps": steps}
+        name: {
+            "seconds": seconds[name] / steps,
+            "relative": seconds["none"] / seconds[name],
+            "evaluations": evaluations[name] / steps,
+            "steps": steps,
+        }
         for name in racers
     }
-    write_json(front.out / stream / "speed.json", values)
+    path = front.out / stream / "speed.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, {**(read(path) or {}), **values})
+    for name, value in values.items():
+        speed = f"{value['evaluations']:.2f} evaluations, speed {value['relative']:.3f} of plain"
+        print(f"{stream}/{name}: {speed}", file=sys.stderr, flush=True)
 
 
 # -- tables and figures -----------------------------------------------------------------------------------------
@@ -510,6 +521,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--robustness", action="store_true", help=f"rows {', '.join(ROBUST_ROWS)} away from their settings"
     )
+    parser.add_argument("--speed-only", action="store_true", help="time the steps of all rows, and run nothing else")
     parser.add_argument("--tables", type=Path, default=Path(__file__).parents[1] / "docs" / "results" / "front")
     parser.add_argument("--tables-only", action="store_true", help="write tables and figures of what is finished")
     return parser.parse_args()
@@ -552,7 +564,7 @@ def carry_out_all(arguments: argparse.Namespace, places: Places) -> None:
         Progress(total),
     )
     for stream in arguments.streams:
-        for name in rows:
+        for name in () if arguments.speed_only else rows:
             run_robustness(front, stream, name) if arguments.robustness else run_row(front, stream, name)
             write_tables(arguments.out, arguments.tables)
         if arguments.speed_steps and not arguments.robustness:
