@@ -58,7 +58,7 @@ ROBUST_ROWS = ("none", "c_flat", "turbo")
 FACTORS, BATCHES = (2, 4), (4, 8, 32, 64)
 COLUMNS = (
     *("row", "rate", "radius", "Avg", "Last", "evaluations", "speed"),
-    *("Avg to plain", "Last to plain", "Avg to C-Flat", "Last to C-Flat", "seeds", "e", "end loss"),
+    *("Avg to plain", "Last to plain", "Avg to C-Flat", "Last to C-Flat", "trials x seeds", "seeds", "e", "end loss"),
 )
 
 
@@ -120,7 +120,7 @@ class Progress:
         self.done += work
         self.spent += work if is_new else 0.0
         if is_new:
-            left = (time.monotonic() - self.start) / self.spent * (self.total - self.done)
+            left = (time.monotonic() - self.start) / self.spent * max(0.0, self.total - self.done)
             share = self.done / self.total
             print(f"{share:5.1%} {text}; {left / 60:.0f} min left", file=sys.stderr, flush=True)
 
@@ -211,18 +211,27 @@ def run_row(front: Front, stream: str, name: str) -> dict[str, Any]:
         f"seed{seed}": front.config(bench, best.layer(row), split="test", seed=seed)
         for seed in range(front.num_seeds(bench))
     }
-    summaries = front.carry_out(f"{stream}/{name}/final", bench, row, configs)
-    ends = [end_losses(front.out / stream / name / "final" / folder) for folder in configs]
+    finals = f"{stream}/{name}/{final_folder(best, row)}"
+    summaries = front.carry_out(finals, bench, row, configs)
+    ends = [end_losses(front.out / finals / folder) for folder in configs]
     result = {
         "title": row.title,
         "settings": best.layer(row),
         "trials": trials,
+        "tuning": [front.trials, front.tuning_seeds],
         "edge": edges(best, design(bench, front.trials), row),
         "end_loss": statistics.mean(loss for losses in ends for loss in losses),
         **measure(summaries),
     }
     write_json(front.out / stream / name / "result.json", result)
     return result
+
+
+def final_folder(best: Point, row: Row) -> str:
+    """Return the folder of final runs, by their settings: more trials may find others."""
+    layer = best.layer(row)
+    settings = {"rate": layer["base"]["lr"], "radius": layer["optimizer"].get("rho")}
+    return "-".join(["final", *(f"{key}{value:g}" for key, value in settings.items() if value is not None)])
 
 
 def measure(summaries: Sequence[RunSummary]) -> dict[str, Any]:
@@ -276,7 +285,7 @@ def run_robustness(front: Front, stream: str, name: str) -> dict[str, Any]:
         configs = {
             f"seed{seed}": front.config(bench, layer, split="test", seed=seed) for seed in range(front.num_seeds(bench))
         }
-        folder = "final" if condition == "tuned" else condition.replace(" ", "-")
+        folder = final_folder(best, row) + ("" if condition == "tuned" else "-" + condition.replace(" ", "-"))
         results[condition] = measure(front.carry_out(f"{stream}/{name}/{folder}", bench, row, configs))
     write_json(front.out / stream / name / "robustness.json", results)
     return results
@@ -385,8 +394,10 @@ def write_tables(out: Path, folder: Path) -> None:
     """Write ``front.json``, ``front.md`` and a figure for each stream."""
     found = collect(out)
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "front.json", found)
-    write_atomic(folder / "front.md", markdown(found))
+    speeds = {stream: read(out / stream / "speed.json") for stream in STREAMS}
+    speeds = {stream: values for stream, values in speeds.items() if values}
+    write_json(folder / "front.json", {"streams": found, "speed": speeds})
+    write_atomic(folder / "front.md", markdown(found) + "".join(f"{line}\n" for line in _speeds(speeds)))
     for stream, values in found.items():
         draw(values, folder / f"{stream}.png")
 
@@ -429,6 +440,7 @@ def _table_row(row: Mapping[str, Any]) -> str:
             for reference in ("none", "c_flat")
             for metric in ("avg", "last")
         ),
+        " x ".join(map(str, row.get("tuning", ["?", "?"]))),
         str(len(row["avg"])),
         f"{statistics.mean(row['surrogate_error']):.2f}" if row.get("surrogate_error") else "-",
         f"{row['end_loss']:.3f}",
@@ -444,6 +456,25 @@ def _trials(rows: Mapping[str, Any]) -> list[str]:
     for row in rows.values():
         by_rate = {trial["rate"]: f"{100 * trial['avg']:.1f}" for trial in row["trials"]}
         lines.append(f"| {row['title']} | " + " | ".join(by_rate.get(rate, "") for rate in rates) + " |")
+    return lines
+
+
+def _speeds(speeds: Mapping[str, Any]) -> list[str]:
+    """Show the time of a step in every stream, also in those that have no results yet."""
+    if not speeds:
+        return []
+    lines = ["", "## Speed of a step relative to plain", ""]
+    lines += [
+        "One thread, CPU time, without loading data, all rows in turn on the same batches; evaluations in brackets.",
+        "",
+    ]
+    lines += ["| row | " + " | ".join(speeds) + " |", "|---" * (len(speeds) + 1) + "|"]
+    for name in (name for name in ROWS if any(name in values for values in speeds.values())):
+        cells = (
+            f"{values[name]['relative']:.2f} ({values[name]['evaluations']:.2f})" if name in values else "-"
+            for values in speeds.values()
+        )
+        lines.append(f"| {ROWS[name].title} | " + " | ".join(cells) + " |")
     return lines
 
 

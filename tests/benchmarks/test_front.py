@@ -76,9 +76,10 @@ def test_tables_hold_what_is_finished(tmp_path: Path) -> None:
         folder = tmp_path / "digits-task" / name
         folder.mkdir(parents=True)
         (folder / "result.json").write_text(json.dumps({**result, "evaluations_per_step": [1.3, 1.3]}))
-    (tmp_path / "digits-task" / "speed.json").write_text(json.dumps({"turbo": {"relative": 0.75}}))
+    (tmp_path / "digits-task" / "speed.json").write_text(json.dumps({"turbo": {"relative": 0.75, "evaluations": 1.3}}))
     front.write_tables(tmp_path, tmp_path / "tables")
     text = (tmp_path / "tables" / "front.md").read_text()
     assert "| C-Flat Turbo | 0.01 | - | 84.0 | 84.0 | 1.30 | 0.75 | +3.0 ± 12.7 |" in text
+    assert "| C-Flat Turbo | 0.75 (1.30) |" in text
     assert "features-task" not in text
     assert (tmp_path / "tables" / "digits-task.png").stat().st_size > 10_000
