@@ -49,9 +49,9 @@ class FlatCallback(Callback):  # type: ignore[misc]
         self._module = pl_module
         self._num_steps = optimizer.telemetry.steps
         self._micro_batches = MicroBatches(optimizer, getattr(trainer.strategy, "block_backward_sync", nullcontext))
-        optimizer._step_supports_amp_scaling = False  # without a scaler, Lightning may clip as with any optimizer
         if pl_module.automatic_optimization:
             self._handles = [optimizer.register_step_pre_hook(self._extend_step)]
+            optimizer._step_supports_amp_scaling = False  # without a scaler, Lightning may clip as with any optimizer
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Keep the micro-batch, in case that others follow before the step."""
