@@ -173,7 +173,7 @@ def test_plain_sinkhorn_vanishes_where_the_public_codes_does(caplog: pytest.LogC
 def test_a_plan_that_is_far_from_its_marginals_is_told(caplog: pytest.LogCaptureFixture) -> None:
     torch.manual_seed(0)
     with caplog.at_level(logging.WARNING):
-        transport_plan(50 * torch.randn(9, 8), 50 * torch.randn(9, 8), regularization=1e-3)
+        transport_plan(50 * torch.randn(40, 8), 50 * torch.randn(40, 8), regularization=1e-3)
     assert "misses its marginals" in caplog.text
     caplog.clear()
     with caplog.at_level(logging.WARNING):
