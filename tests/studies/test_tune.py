@@ -203,7 +203,8 @@ def test_a_job_that_is_to_come_back_goes_on_later(tmp_path: Path, found: tuple[P
 
 def test_what_an_entry_sets_is_not_searched_and_ranges_reach_those_that_have_the_key(tmp_path: Path) -> None:
     ranges = dict([parse_range("optimizer.k=2:20"), parse_range("base.lr=0.01:0.03")])
-    tuning = tune(SMOKE, ["none", "c_flat_turbo:rules=steady:rho=0.1"], tmp_path, trials=2, ranges=ranges)
+    tuning = tune(SMOKE, ["none", "C-Flat-Turbo:rules=steady:rho=0.1"], tmp_path, trials=2, ranges=ranges)
+    assert list(read_tuning(tmp_path / "tuned.json").settings) == ["none", "c_flat_turbo:rules=steady:rho=0.1"]
     plain, turbo = (tuned.trials[1].settings for tuned in tuning.optimizers.values())
     assert list(plain) == ["base.lr"]
     assert sorted(turbo) == ["base.lr", "optimizer.k"]

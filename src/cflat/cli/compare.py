@@ -66,7 +66,7 @@ def command(
 ) -> None:
     """Compare optimizers on one method and dataset: mean and spread over seeds, paired differences."""
     from cflat.config.commands import reproduce_command
-    from cflat.config.variants import list_variants
+    from cflat.config.variants import list_variants, parse_variant
     from cflat.studies.compare import compare, comparison_values, write_comparison
     from cflat.studies.tuned import read_tuning, require_tuned
 
@@ -80,7 +80,7 @@ def command(
         found = read_tuning(tuned)
         found.check_seeds(numbers)
         settings = found.settings
-        names = list_variants(optimizers) if optimizers else list(settings)
+        names = [parse_variant(name).text for name in list_variants(optimizers)] if optimizers else list(settings)
         require_tuned(names, found)
         layer = found.final_layer(layer)
     words = ("compare", *(["tuned"] if tuned else []), *(_name(layer.get(key)) for key in ("method", "data")))

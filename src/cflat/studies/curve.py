@@ -132,6 +132,7 @@ def rate_curves(
     Raises:
         ConfigError: If something is unknown or wrong.
     """
+    optimizers = [parse_variant(name).text for name in optimizers]
     shared = merge(validation_layer(chosen), {"data": {"evaluate": "validation"}})
     own = {
         name: {key: value for key, value in (tuned or {}).get(name, {}).items() if key != "base.lr"}

@@ -110,7 +110,7 @@ class Sweep:
         optimizer = {**self._optimizer, **chosen.get("optimizer", {})}
         variant = parse_variant(optimizer["name"])
         section = {"optimizer": own_settings(optimizer, variant.name)}
-        tuned = (nested(key, value) for key, value in self.tuned.get(optimizer["name"], {}).items())
+        tuned = (nested(key, value) for key, value in self.tuned.get(variant.text, {}).items())
         return merge(shared, own, section, variant.layer, *tuned)
 
     @property

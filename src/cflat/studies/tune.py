@@ -100,6 +100,7 @@ def tune(
         check("trials", trials, above=0, integer=True)
     except ValueError as error:
         raise ConfigError(str(error)) from None
+    optimizers = [parse_variant(name).text for name in optimizers]
     shared = validation_layer(chosen)
     sweep = comparison_sweep(merge(shared, {"data": {"evaluate": "validation"}}), optimizers, seeds)
     layers = {name: sweep.layer({"optimizer.name": name}) for name in optimizers}
