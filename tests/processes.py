@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-SECONDS = 300.0
+SECONDS = 1200.0
 """Patience with a process; far more than any needs."""
 
 

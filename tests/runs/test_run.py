@@ -42,6 +42,7 @@ SMALL = [
     "optimizer=c_flat_turbo",
     "stream.initial=5",
     "stream.increment=5",
+    "train.batch_size=16",
 ]
 
 
@@ -141,7 +142,7 @@ def stopped(tmp_path: Path) -> RunFolder:
 @pytest.mark.parametrize(
     "edit",
     [
-        ("batch_size: 2", "batch_size: 8"),
+        ("batch_size: 16", "batch_size: 8"),
         ("\nseed: 0", "\nseed: 1"),
         ("subsample_seed: 0", "subsample_seed: 1"),
         ("lr: 0.02", "lr: 0.03"),
@@ -160,6 +161,15 @@ def test_an_edited_configuration_is_refused_by_name(stopped: RunFolder, edit: tu
     key = before.strip().partition(":")[0]
     with pytest.raises(DataError, match=rf"begun with \S*{key} = .+, but now it is .+: going on would mix two runs"):
         resume(stopped.path)
+
+
+def test_a_result_is_not_shown_under_settings_that_it_does_not_have(finished: RunFolder, tmp_path: Path) -> None:
+    shutil.copytree(finished.path, tmp_path / "copy")
+    copy = RunFolder(tmp_path / "copy")
+    copy.config_file.write_text(finished.config_file.read_text().replace("lr: 0.02", "lr: 0.03"))
+    for look in (copy.load_summary, lambda: resume(copy.path)):
+        with pytest.raises(DataError, match=r"was edited: the run in this folder had base\.lr = 0\.02, not 0\.03"):
+            look()
 
 
 def test_a_configuration_of_another_run_is_refused_by_name(stopped: RunFolder) -> None:

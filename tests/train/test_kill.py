@@ -24,11 +24,13 @@ NUM_IN_A_ROW = 20
 
 
 def arguments(method: str, scenario: str, out: Path) -> tuple[str | Path, ...]:
-    data = "rotated_digits" if scenario == "domain" else "digits"
+    is_domain = scenario == "domain"  # where every domain brings all classes
+    size = ("data.train_per_class=5", "stream.max_tasks=3") if is_domain else ("data.train_per_class=16",)
     return (
-        *("run", "--method", method, "--data", data, "--preset", "smoke", "--optimizer", "c_flat_turbo"),
-        *("--out", out, "--quiet", f"stream.scenario={scenario}", "data.train_per_class=16", "train.epochs=4"),
-        *("train.checkpoint_minutes=0", "optimizer.threshold=0", "train.eval_batch_size=8", "runtime.threads=1"),
+        *("run", "--method", method, "--data", "rotated_digits" if is_domain else "digits", "--preset", "smoke"),
+        *("--optimizer", "c_flat_turbo", "--out", out, "--quiet", f"stream.scenario={scenario}", *size),
+        *("train.epochs=4", "train.checkpoint_minutes=0", "optimizer.threshold=0", "train.eval_batch_size=8"),
+        *("train.batch_size=16", "runtime.threads=1"),
     )
 
 
@@ -39,7 +41,7 @@ def start(method: str, scenario: str, out: Path) -> Command:
 
 
 def checkpoints(run: Path) -> list[Path]:
-    return sorted(path for path in (run / "checkpoints").glob("*.pt") if path.is_file())
+    return sorted(path for path in (run / "checkpoints").glob("*-*.pt") if path.is_file())
 
 
 # -- damage -----------------------------------------------------------------------------------------------------------

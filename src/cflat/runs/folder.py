@@ -24,6 +24,7 @@ from cflat.config.run_config import RunConfig, parse_config
 from cflat.config.validation import parse_section
 from cflat.data import Outline, Split
 from cflat.metrics import METRICS, AccuracyMatrix
+from cflat.runs.changes import identity
 from cflat.train import Cost, EpochRecord, Observer, RunResult, TaskRecord
 
 __all__ = ["MetricsLog", "RunFolder", "RunSummary", "find_runs"]
@@ -231,16 +232,30 @@ class RunFolder:
         """Read the result.
 
         Raises:
-            DataError: If the run is not finished, or the file is broken.
+            DataError: If the run is not finished, the file is broken, or ``config.yaml`` is not what was run.
         """
         config = self.load_config()
         if not self.is_finished:
             raise DataError(f"The run in {str(self.path)!r} is not finished. Resume it: cflat run --resume {self.path}")
+        self._require_unedited(config)
         values = self._read(self.summary_file)
         try:
             return RunSummary.from_dict(values, config)
         except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, DataError) as error:
             raise DataError(f"{str(self.summary_file)!r} is not a summary of a run: {error}.") from error
+
+    def _require_unedited(self, config: RunConfig) -> None:
+        """Refuse to show a result under settings that it does not have."""
+        begun: Any = None
+        with suppress(DataError):  # absent or broken, it says nothing
+            begun = self.load_environment().get("identity")
+        now = plain_values(identity(config))
+        for key in begun if isinstance(begun, dict) else ():
+            if key in now and begun[key] != now[key]:  # other versions may have other keys
+                raise DataError(
+                    f"{str(self.config_file)!r} was edited: the run in this folder had {key} = {begun[key]!r:.200}, "
+                    f"not {now[key]!r:.200}. Change it back."
+                )
 
     def load_metrics(self) -> list[dict[str, Any]]:
         """Read the records of epochs and tasks; a half-written last line, left by a kill, is passed over."""
