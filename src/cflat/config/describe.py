@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+from pydantic import dataclasses
+
 from cflat._errors import ConfigError
 from cflat._registry import suggest
 from cflat.config.choices import optimizer_config
@@ -61,6 +63,8 @@ def markdown_keys() -> str:
 
 
 def _of_settings(section: str, cls: type[Any]) -> Iterator[Key]:
+    if not hasattr(cls, "__pydantic_fields__"):  # a plain dataclass, of a plug-in
+        cls = dataclasses.dataclass(cls, frozen=cls.__dataclass_params__.frozen)
     own = [base.__dict__.get("__pydantic_fields__", {}) for base in reversed(cls.__mro__)]
     meanings = {name: info.description for fields in own for name, info in fields.items() if info.description}
     for name, info in cls.__pydantic_fields__.items():
