@@ -233,7 +233,7 @@ def test_lists_are_for_people_and_for_scripts(what: str, capsys: pytest.CaptureF
 def test_keys_of_one_choice_come_with_their_meaning(capsys: pytest.CaptureFixture[str]) -> None:
     rows = {row["key"]: row for row in json_of(capsys, "list", "keys", "c-flat-turbo")}
     assert rows["optimizer.rho"]["meaning"].startswith("Radius of the neighbourhood")
-    assert rows["optimizer.rules"]["default"] == "paper"
+    assert rows["optimizer.rules"]["default"] == "adaptive"
     assert all(row["meaning"] for row in rows.values())
     memory = {row["key"]: row for row in json_of(capsys, "list", "keys", "icarl")}
     assert "exemplars" in memory["method.memory_total"]["meaning"].lower()
