@@ -236,7 +236,7 @@ def final_folder(best: Point, row: Row) -> str:
 
 def measure(summaries: Sequence[RunSummary]) -> dict[str, Any]:
     columns = ("avg", "last", "forgetting", "evaluations_per_step")
-    errors = [summary.cost.get("surrogate_error") for summary in summaries]
+    errors = [summary.cost.surrogate_error for summary in summaries]
     return {
         **{column: [summary.value(column) for summary in summaries] for column in columns},
         "surrogate_error": [error for error in errors if error is not None and error == error],
