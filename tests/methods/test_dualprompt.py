@@ -55,7 +55,9 @@ def test_prefixes_agree_with_a_naive_attention():
 
 def test_the_legacy_layout_is_another_network():
     stream = tiny_stream()
-    right, legacy = (tiny_method("dualprompt", stream, config=DualPromptConfig(legacy_layout=on)) for on in (0, 1))
+    right, legacy = (
+        tiny_method("dualprompt", stream, config=DualPromptConfig(legacy_layout=on)) for on in (False, True)
+    )
     legacy.network.load_state_dict(right.network.state_dict())
     tokens, ids = right.network.tokens(torch.rand(2, 3, 8, 8)), torch.tensor([1, 1])
     assert not torch.allclose(right.network.features(tokens, ids), legacy.network.features(tokens, ids), atol=1e-3)

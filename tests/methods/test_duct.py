@@ -92,6 +92,7 @@ def test_the_head_learns_from_features_that_are_computed_once():
     batch = next(iter(BatchLoader(stream.tasks[0].train, tiny_inputs().train, 16, shuffle=True)))
     assert objective.prepare(batch) is batch  # everything is trained, nothing is constant
     retrain(method, stream.tasks[0], extract)
+    method.enter_phase(stream.tasks[0], method.phases(stream.tasks[0])[1])
     prepared = objective.prepare(batch)
     assert set(prepared.extras) == {"features"}
     cached, uncached = (gradients(method, objective, one) for one in (prepared, batch))
@@ -114,7 +115,9 @@ def test_phases_train_what_they_say():
     assert len(backbone.params) == len(list(method.network.backbone.parameters()))
     (alone,) = method.param_groups(stream.tasks[0], second)
     assert alone.params == head.params
-    assert method.network.is_frozen
+    for phase, is_frozen in ((first, False), (second, True)):
+        method.enter_phase(stream.tasks[0], phase)
+        assert method.network.is_frozen == is_frozen
     assert (first.epochs, second.epochs) == (None, 5)
 
 

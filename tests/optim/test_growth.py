@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+import cflat
 from faults import DOORS, EVERY, Run, walk
 
 
@@ -68,13 +69,14 @@ def _absent(param, params) -> bool:
 
 @pytest.mark.parametrize("row", EVERY, ids=str)
 @pytest.mark.parametrize("door", DOORS)
-def test_a_step_without_any_gradient_does_nothing(row, door):
+def test_a_step_without_any_gradient_is_refused_and_changes_nothing(row, door):
     run = Run(row)
     run.train(0, 1)
     before = [param.detach().clone() for param in run.model.parameters()]
-    walk(door, run.optimizer, lambda: None)
+    with pytest.raises(cflat.ClosureError, match=r"left no gradient in any parameter.*Call loss.backward\(\)"):
+        walk(door, run.optimizer, lambda: None)
     assert all(torch.equal(p, old) for p, old in zip(run.model.parameters(), before, strict=True))
-    assert run.optimizer.telemetry.last["evaluations"] == 1
+    assert run.optimizer.telemetry.steps == 2
     run.train(2, 3)
 
 

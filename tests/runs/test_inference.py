@@ -124,7 +124,7 @@ def test_the_command_reads_files_and_folders(icarl: Path, tmp_path: Path, capsys
         (["{run}", "broken.png", "--task", "0"], "class-incremental"),
         (["nowhere", "broken.png"], "'nowhere' does not exist"),
         (["broken.png", "broken.png"], "holds no trained method"),
-        ([".", "broken.png"], "no run directory"),
+        ([".", "broken.png"], "is not a run directory"),
     ],
 )
 def test_mistakes_are_one_sentence(arguments, sentence, icarl, tmp_path, monkeypatch, capsys) -> None:

@@ -185,7 +185,7 @@ def test_a_changed_base_does_not_mix_runs(tmp_path: Path) -> None:
         ({"axis": {}}, "Unknown key 'sweep.axis'. Did you mean 'axes'?"),
         ({"axes": {}}, "sweep.axes must name at least one key"),
         ({"axes": [1]}, "sweep.axes must be a valid dictionary"),
-        ({"axes": {3: [1]}}, "sweep.axes must be a valid"),
+        ({"axes": {3: [1]}}, "sweep.axes must have keys that are text, got 3."),
         ({"axes": {"optimizer.rho": []}}, "sweep.axes.optimizer.rho must list values"),
         ({"axes": {"optimizer.rho": 0.1}}, "sweep.axes.optimizer.rho must list values"),
         ({"axes": {"train.epochs": [1, 1]}}, "must list different values"),

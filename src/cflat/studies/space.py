@@ -163,6 +163,8 @@ def parse_sweep(document: Mapping[str, Any], name: str = "sweep") -> Sweep:
     Raises:
         ConfigError: If a key is unknown or a value is wrong.
     """
+    if isinstance(document, Mapping) and isinstance(document.get("axes"), Mapping):
+        require_mapping(document["axes"], "sweep.axes")  # pydantic would read a number as text
     file: _File = parse_section(_File, document, "sweep")
     if not file.axes:
         raise ConfigError("sweep.axes must name at least one key to vary, for example optimizer.rho: [0.02, 0.05].")
