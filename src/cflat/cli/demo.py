@@ -24,7 +24,7 @@ Examples:
 """
 
 OPTIMIZERS = ("none", "c_flat", "c_flat_turbo")
-SEEDS = (0, 1, 2, 3)
+SEEDS = (0, 1, 2, 3, 4, 5)
 DEMO: dict[str, Any] = {
     "method": {"name": "replay", "memory_per_class": 5},
     "data": {"name": "digits"},
@@ -41,7 +41,7 @@ def command(
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
-    """Learn ten digits two by two, keeping five images of each: plain SGD, C-Flat and C-Flat Turbo over four seeds."""
+    """Learn ten digits two by two, keeping five images of each: plain SGD, C-Flat and C-Flat Turbo over six seeds."""
     from cflat.studies.compare import compare, comparison_values, write_comparison
 
     with job_executor("local", out, quiet or json) as executor:
