@@ -77,7 +77,10 @@ def story(result: SweepResult) -> list[str]:
         f"measured (error {sum(errors) / len(errors):.2f}; plain training has 1): mostly a longer step where the loss "
         "curves, averaged over batches. C-Flat's own increment also carries the noise of each small batch."
     )
-    fair = "All train at the learning rate that suits plain SGD best; C-Flat and Turbo have a radius of their own."
+    fair = (
+        "Ten digits are learned two at a time, and five images of each old digit are kept. All train at a learning rate "
+        "that suits plain SGD best; C-Flat and Turbo have a radius of their own. Other streams: docs/results.md."
+    )
     return [gain, why, fair]
 
 
