@@ -78,7 +78,7 @@ def story(result: SweepResult) -> list[str]:
         "curves, averaged over batches. C-Flat's own increment also carries the noise of each small batch."
     )
     fair = (
-        "Ten digits are learned two at a time, and five images of each old digit are kept. All train at a learning rate "
+        "Ten digits are learned two at a time, and five images of each old one are kept. All train at a learning rate "
         "that suits plain SGD best; C-Flat and Turbo have a radius of their own. Other streams: docs/results.md."
     )
     return [gain, why, fair]
