@@ -183,6 +183,26 @@ def test_settings_that_exclude_each_other_are_refused(keywords, says: str) -> No
         turbo(**keywords)
 
 
+@pytest.mark.parametrize(("saved", "loading"), [("adaptive", "paper"), ("steady", "measured")])
+def test_a_state_of_other_rules_is_refused(saved: str, loading: str) -> None:
+    model, optimizer = turbo(rules=saved)
+    train(optimizer, model, MLP, 3)
+    with pytest.raises(ValueError, match="was saved under the rules"):
+        turbo(rules=loading)[1].load_state_dict(optimizer.state_dict())
+
+
+def test_a_state_of_version_0_1_loads() -> None:
+    """It held the base apart, and knew no surrogate error."""
+    model, optimizer = turbo(rules="paper", k=3)
+    train(optimizer, model, MLP, 5)
+    state = optimizer.state_dict()
+    wrapper = {**state.pop("wrapper"), "version": 1}
+    wrapper["telemetry"] = {key: value for key, value in wrapper["telemetry"].items() if key != "surrogate"}
+    _, other = turbo(rules="paper", k=3)
+    other.load_state_dict({"base": state, "wrapper": wrapper})
+    assert (other.telemetry.steps, other.telemetry.surrogate.count) == (5, 0)
+
+
 def test_k_takes_the_place_of_the_budget() -> None:
     model, optimizer = turbo(rho=0.05, lam=0.2, beta=0.8, k=5)  # the two lines of the README
     assert optimizer.evaluations is None

@@ -87,6 +87,6 @@ class Telemetry:
         self.steps, self.evaluations = values["steps"], values["evaluations"]
         self.sharpness = BranchCounter(**values["sharpness"])
         self.flatness = BranchCounter(**values["flatness"])
-        self.surrogate = SurrogateError(**values["surrogate"])
+        self.surrogate = SurrogateError(**values.get("surrogate", {}))  # states of version 0.1 have none
         self.nonfinite, self.cache_age = values["nonfinite"], dict(values["cache_age"])
         self.last = dict(values["last"])

@@ -209,6 +209,10 @@ class CFlatTurbo(SharpnessAware):
     def load_extra_state(self, state: dict[str, Any]) -> None:
         """Take over interval, statistics, coefficients and ages."""
         own = dict(state)
+        is_measured = "along" in own
+        if is_measured != self.rules.is_measured:
+            theirs = "'adaptive' or 'measured'" if is_measured else "'paper' or 'steady'"
+            raise ValueError(f"This state was saved under the rules {theirs}; make the optimizer with the same.")
         self.interval = own.pop("interval")
         self._rule.load(own)
 
