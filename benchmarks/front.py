@@ -7,9 +7,11 @@
     python benchmarks/front.py --out /tmp/front --tables-only
 
 For each stream and row: (1) the same number of trials over learning rate and radius, on validation images, with seeds
-of their own; (2) final runs at the best trial's settings, on test images; (3) the time of a step relative to plain,
-all rows in one process, step by step in turn. Every run is a run folder below ``--out``; finished runs are reused, so a
-front that was stopped goes on, and rows, streams and seeds can be added. Tables and figures go to ``--tables``.
+of their own; (2) final runs at the best trial's settings, trained on all training images (the choice is made, so none
+are held out) and measured on test images; (3) the time of a step relative to plain, all rows in one process, step by
+step in turn. ``--ablations`` varies beta, k, threshold, schedule and trigger of Turbo as printed. Every run is a run
+directory below ``--out``; finished runs are reused, so a front that was stopped goes on, and rows, streams and seeds
+can be added. Tables and figures go to ``--tables``.
 
 The trials are one fixed set of points (a Halton sequence in the logarithms of rate and radius): all rows are tried at
 the same rates, which also shows how wide the range of rates is that works for each; see the tables of trials.
@@ -53,9 +55,20 @@ from cflat.train.schedules import make_base
 
 VALIDATION = 0.2
 TUNING_SEED = 1000
-"""Seeds of trials start here; final runs have 0, 1, ..."""
+FINAL_SEED = 100
+"""Seeds of trials and of final runs start here; nothing in the optimizers was chosen by looking at either."""
 ROBUST_ROWS = ("none", "c_flat", "turbo")
 FACTORS, BATCHES = (2, 4), (4, 8, 32, 64)
+ABLATED = "turbo-paper"
+ABLATIONS: dict[str, Mapping[str, Any]] = {
+    **{f"beta {beta}": {"beta": beta, "trigger": False} for beta in (0.2, 0.4, 0.6, 0.8, 1.0)},
+    **{f"k {k}": {"k": k} for k in (2, 5, 10, 20)},
+    **{f"threshold {threshold}": {"threshold": threshold} for threshold in (0.0, 0.5, 1.0, 2.0)},
+    "no schedule": {"schedule": False},
+    "no trigger": {"trigger": False},
+    "no trigger, no schedule": {"trigger": False, "schedule": False},
+}
+"""Of Turbo as printed, one setting at a time; beta without the trigger, which hardly ever lets it act."""
 COLUMNS = (
     *("row", "rate", "radius", "Avg", "Last", "evaluations", "speed"),
     *("Avg to plain", "Last to plain", "Avg to C-Flat", "Last to C-Flat", "trials x seeds", "seeds", "e", "end loss"),
@@ -74,7 +87,7 @@ class Point:
 
     def layer(self, row: Row) -> dict[str, Any]:
         radius = {} if row.radius is None else {"rho": rounded(self.radius * row.radius)}
-        return {"base": {"lr": rounded(self.rate)}, "optimizer": {**row.optimizer, **radius}}
+        return {"base": {**row.base, "lr": rounded(self.rate)}, "optimizer": {**row.optimizer, **radius}}
 
 
 def design(bench: Bench, trials: int) -> list[Point]:
@@ -137,12 +150,16 @@ class Front:
     jobs: int
     progress: Progress
 
-    def num_seeds(self, bench: Bench) -> int:
-        return self.seeds or bench.seeds
+    def final_seeds(self, bench: Bench) -> range:
+        return range(FINAL_SEED, FINAL_SEED + (self.seeds or bench.seeds))
 
     def config(self, bench: Bench, *layers: Mapping[str, Any], split: str, seed: int) -> RunConfig:
-        held_out = {"data": {"validation": VALIDATION, "evaluate": split}, "seed": seed}
-        return resolve_config(merge(bench.config(self.places), held_out, *layers))
+        config = merge(bench.config(self.places), {"data": {"evaluate": split}, "seed": seed}, *layers)
+        if split == "validation":
+            config["data"]["validation"] = VALIDATION
+        else:
+            config["data"].pop("validation_per_class", None)
+        return resolve_config(config)
 
     def carry_out(self, label: str, bench: Bench, row: Row, configs: Mapping[str, RunConfig]) -> list[RunSummary]:
         """Run what is not there yet, each in a folder of its own below ``label``."""
@@ -209,7 +226,7 @@ def run_row(front: Front, stream: str, name: str) -> dict[str, Any]:
     best, trials = tune_row(front, stream, name)
     configs = {
         f"seed{seed}": front.config(bench, best.layer(row), split="test", seed=seed)
-        for seed in range(front.num_seeds(bench))
+        for seed in front.final_seeds(bench)
     }
     finals = f"{stream}/{name}/{final_folder(best, row)}"
     summaries = front.carry_out(finals, bench, row, configs)
@@ -271,7 +288,7 @@ def end_losses(folder: Path) -> list[float]:
 
 def run_robustness(front: Front, stream: str, name: str) -> dict[str, Any]:
     """Run a row at rates and radii above the tuned ones, and with other batches at the tuned ones."""
-    bench, row = STREAMS[stream], ROWS[name]
+    row = ROWS[name]
     best, _ = tune_row(front, stream, name)
     conditions: dict[str, dict[str, Any]] = {"tuned": best.layer(row)}
     for factor in FACTORS:
@@ -280,14 +297,31 @@ def run_robustness(front: Front, stream: str, name: str) -> dict[str, Any]:
         conditions[f"radius x{factor}"] = Point(best.rate, best.radius * factor).layer(row)
     for size in BATCHES:
         conditions[f"batch {size}"] = merge(best.layer(row), {"train": {"batch_size": size}})
+    return run_conditions(front, stream, name, best, conditions, "robustness.json")
+
+
+def run_ablations(front: Front, stream: str) -> dict[str, Any]:
+    """Vary the settings of Turbo as printed, at the rate and radius that were found for it."""
+    best, _ = tune_row(front, stream, ABLATED)
+    layer = best.layer(ROWS[ABLATED])
+    conditions = {"tuned": layer}
+    for condition, settings in ABLATIONS.items():
+        conditions[condition] = merge(layer, {"optimizer": dict(settings)})
+    return run_conditions(front, stream, ABLATED, best, conditions, "ablations.json")
+
+
+def run_conditions(
+    front: Front, stream: str, name: str, best: Point, conditions: Mapping[str, Mapping[str, Any]], file: str
+) -> dict[str, Any]:
+    bench, row = STREAMS[stream], ROWS[name]
     results = {}
     for condition, layer in conditions.items():
         configs = {
-            f"seed{seed}": front.config(bench, layer, split="test", seed=seed) for seed in range(front.num_seeds(bench))
+            f"seed{seed}": front.config(bench, layer, split="test", seed=seed) for seed in front.final_seeds(bench)
         }
         folder = final_folder(best, row) + ("" if condition == "tuned" else "-" + condition.replace(" ", "-"))
         results[condition] = measure(front.carry_out(f"{stream}/{name}/{folder}", bench, row, configs))
-    write_json(front.out / stream / name / "robustness.json", results)
+    write_json(front.out / stream / name / file, results)
     return results
 
 
@@ -380,9 +414,12 @@ def collect(out: Path) -> dict[str, Any]:
                 for reference in ("none", "c_flat")
                 if reference in rows and reference != name
             }
+        ablations = read(out / stream / ABLATED / "ablations.json")
         robust = {name: read(out / stream / name / "robustness.json") for name in ROBUST_ROWS}
         if rows:
             found[stream] = {"title": bench.title, "rows": rows, "robustness": {k: v for k, v in robust.items() if v}}
+            if ablations:
+                found[stream]["ablations"] = ablations
     return found
 
 
@@ -552,6 +589,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--robustness", action="store_true", help=f"rows {', '.join(ROBUST_ROWS)} away from their settings"
     )
+    parser.add_argument("--ablations", action="store_true", help="vary the settings of Turbo as printed")
     parser.add_argument("--speed-only", action="store_true", help="time the steps of all rows, and run nothing else")
     parser.add_argument("--tables", type=Path, default=Path(__file__).parents[1] / "docs" / "results" / "front")
     parser.add_argument("--tables-only", action="store_true", help="write tables and figures of what is finished")
@@ -578,12 +616,14 @@ def main() -> None:
 
 def carry_out_all(arguments: argparse.Namespace, places: Places) -> None:
     rows = [name for name in arguments.rows if name in ROBUST_ROWS] if arguments.robustness else arguments.rows
+    rows = [ABLATED] if arguments.ablations else rows
     total = 0.0
     for stream in arguments.streams:
         bench = STREAMS[stream]
         num_seeds = arguments.seeds or bench.seeds
         runs = arguments.trials * arguments.tuning_seeds + num_seeds
         runs += num_seeds * (2 * len(FACTORS) + len(BATCHES)) if arguments.robustness else 0
+        runs += num_seeds * len(ABLATIONS) if arguments.ablations else 0
         total += bench.seconds * runs * sum(ROWS[name].evaluations for name in rows)
     front = Front(
         arguments.out,
@@ -595,6 +635,10 @@ def carry_out_all(arguments: argparse.Namespace, places: Places) -> None:
         Progress(total),
     )
     for stream in arguments.streams:
+        if arguments.ablations:
+            run_ablations(front, stream)
+            write_tables(arguments.out, arguments.tables)
+            continue
         for name in () if arguments.speed_only else rows:
             run_robustness(front, stream, name) if arguments.robustness else run_row(front, stream, name)
             write_tables(arguments.out, arguments.tables)
