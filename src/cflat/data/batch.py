@@ -27,7 +27,7 @@ class Batch:
     rows: Tensor
     """Row of each image in its dataset split, int64, (B,): the key of per-image caches."""
     extras: Mapping[str, Tensor] = field(default_factory=dict)
-    """What ``Method.prepare`` added: teacher logits, query features, ..."""
+    """What ``Method.prepare`` added, each with a row for every image: teacher logits, query features, ..."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -39,6 +39,25 @@ class Batch:
     def without_labels(self) -> Batch:
         """Return the batch as a method may see it at test time: every label is -1."""
         return replace(self, labels=torch.full_like(self.labels, -1))
+
+    def split(self, num_parts: int) -> list[Batch]:
+        """Return views of the batch in parts of nearly equal size, the larger ones first.
+
+        Raises:
+            ValueError: If something that a method prepared has no row for every image.
+        """
+        for name, value in self.extras.items():
+            if value.ndim == 0 or len(value) != len(self):
+                raise ValueError(
+                    f"A batch of {len(self)} images cannot be split: its prepared tensor {name!r} has the shape "
+                    f"{tuple(value.shape)}. Let Method.prepare() return tensors with one row for each image."
+                )
+        parts = [value.tensor_split(num_parts) for value in (self.images, self.labels, self.rows)]
+        extras = {name: value.tensor_split(num_parts) for name, value in self.extras.items()}
+        return [
+            Batch(images, labels, rows, {name: values[index] for name, values in extras.items()})
+            for index, (images, labels, rows) in enumerate(zip(*parts, strict=True))
+        ]
 
     def to(self, device: torch.device | str) -> Batch:
         """Return the batch with every tensor on ``device``; copies from pinned memory do not block."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -48,23 +47,24 @@ class AdaptedClassifier(nn.Module):
         self.adapters = adapters
         self.head = CosineHead(backbone.feature_dim)
 
-    def stem(self, images: Tensor) -> Tensor:
-        """Return what no adapter changes, (2, B, N, D): the tokens behind block 0's attention and behind its MLP."""
+    def stem(self, images: Tensor) -> dict[str, Tensor]:
+        """Return what no adapter changes, (B, N, D): the tokens behind block 0's attention and behind its MLP."""
         block = vit_of(self.backbone).blocks[0]
         attended = attend(block, embed(self.backbone, images))
-        return torch.stack([attended, mix(block, attended)])
+        return {"attended": attended, "mixed": mix(block, attended)}
 
-    def features(self, images: Tensor, stem: Tensor | None = None) -> Tensor:
-        """Return features (B, D); ``stem`` may be given if it is known already."""
-        attended, mixed = self.stem(images) if stem is None else stem
+    def features(self, images: Tensor, attended: Tensor | None = None, mixed: Tensor | None = None) -> Tensor:
+        """Return features (B, D); what `stem` returns may be given if it is known already."""
+        if attended is None or mixed is None:
+            attended, mixed = self.stem(images).values()
         adapters, last = list(self.adapters), vit_of(self.backbone).blocks[-1]
         tokens = run_blocks(self.backbone, mixed + adapters[0](attended), 1, -1, adapters=adapters)
         attended = attend(last, tokens, num_queries=num_read(self.backbone))
         return pool(self.backbone, mix(last, attended) + adapters[-1](attended))
 
-    def forward(self, images: Tensor, stem: Tensor | None = None) -> Tensor:
+    def forward(self, images: Tensor, attended: Tensor | None = None, mixed: Tensor | None = None) -> Tensor:
         """Return logits (B, num_classes)."""
-        logits: Tensor = self.head(self.features(images, stem))
+        logits: Tensor = self.head(self.features(images, attended, mixed))
         return logits
 
 
@@ -94,9 +94,9 @@ class FirstTaskAdapted(Method):
 
     def prepare(self, batch: Batch) -> Batch:
         """Add the part of the forward pass that no adapter changes."""
-        return batch.with_(stem=self.network.stem(batch.images))
+        return batch.with_(**self.network.stem(batch.images))
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
         """Classify among the classes of the first task."""
-        logits = model(batch.images, batch.extras.get("stem"))
+        logits = model(batch.images, **batch.extras)
         return Loss({"classify": functional.cross_entropy(logits, batch.labels)})

@@ -83,11 +83,11 @@ class EASE(Method):
 
     def prepare(self, batch: Batch) -> Batch:
         """Add the part of the forward pass that no adapter changes."""
-        return batch.with_(stem=self.network.stem(batch.images))
+        return batch.with_(**self.network.stem(batch.images))
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
         """Classify among the classes of the present task."""
-        logits = model(batch.images, batch.extras.get("stem"))
+        logits = model(batch.images, **batch.extras)
         return Loss({"classify": functional.cross_entropy(logits, batch.labels - self.starts[-1])})
 
     def finish_task(self, task: Task, extract: Extract) -> None:

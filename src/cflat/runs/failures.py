@@ -50,7 +50,10 @@ def explained(config: RunConfig, folder: Path | None) -> Iterator[None]:
 def _sentence(error: Exception, config: RunConfig) -> tuple[type[ConfigError], str | None]:
     text = " ".join(str(error).split())
     if isinstance(error, MemoryError) or any(words in text.lower() for words in NO_MEMORY):
-        return ConfigError, "The run needs more memory than there is; lower train.batch_size or backbone.image_size."
+        return ConfigError, (
+            "The run needs more memory than there is; lower train.batch_size (with train.accumulate raised as much, "
+            "steps stay what they are) or backbone.image_size."
+        )
     is_numeric = isinstance(error, np.linalg.LinAlgError | torch.linalg.LinAlgError | ArithmeticError)  # type: ignore[attr-defined]
     if is_numeric or (isinstance(error, ValueError | RuntimeError) and _speaks_of(NOT_FINITE, text)):
         first = "" if config.base.first_lr is None else f" and base.first_lr, now {config.base.first_lr:g}"

@@ -221,7 +221,11 @@ class _Run:
         self.method.enter_phase(task, phase)
         optimizer = self._make_optimizer(task, phase)
         objective = Objective(
-            self.method, self.runtime.wrap(self.method.network), self.runtime, self.runtime.make_scaler()
+            self.method,
+            self.runtime.wrap(self.method.network),
+            self.runtime,
+            self.runtime.make_scaler(),
+            accumulate=self.train.accumulate,
         )
         loss_sum = torch.zeros((), dtype=torch.float64, device=self.runtime.device)
         flops = self._restore_phase(optimizer, objective, loss_sum)
@@ -331,7 +335,7 @@ class _Run:
         return BatchLoader(
             self.method.train_images(task),
             self.inputs.train if phase.augment else self.inputs.eval,
-            self.train.batch_size,
+            self.train.images_per_step,
             shuffle=True,
             seed=self.seed,
             task=task.index,

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from cflat._errors import CFlatError
 from cflat.data import Batch
 from cflat.methods import Method
+from cflat.nn.surgery import has_batchnorm
 from cflat.train.runtime import Runtime, seed_everything
 
 __all__ = ["ImpureLossError", "Objective"]
@@ -30,15 +31,24 @@ class Objective:
         model: The method's network, possibly wrapped for several devices.
         runtime: Precision and device.
         scaler: Loss scaler for float16, or None.
+        accumulate: Micro-batches in which a batch is evaluated, one graph at a time; their gradients add up.
     """
 
     def __init__(
-        self, method: Method, model: nn.Module, runtime: Runtime, scaler: torch.amp.GradScaler | None = None
+        self,
+        method: Method,
+        model: nn.Module,
+        runtime: Runtime,
+        scaler: torch.amp.GradScaler | None = None,
+        *,
+        accumulate: int = 1,
     ) -> None:
         self.method = method
         self.model = model
         self.runtime = runtime
         self.scaler = scaler
+        self.accumulate = accumulate
+        self._fewest = 2 if has_batchnorm(method.network) else 1
 
     @torch.no_grad()
     def prepare(self, batch: Batch) -> Batch:
@@ -47,14 +57,28 @@ class Objective:
             return self.method.prepare(batch)
 
     def closure(self, batch: Batch) -> Callable[[], Tensor]:
-        """Return the closure of a prepared batch: forward, backward, loss."""
+        """Return the closure of a prepared batch: forward, backward, loss, for one micro-batch after the other."""
+        parts = self._parts(batch)
 
         def evaluate() -> Tensor:
-            loss = self.loss(batch)
-            (loss if self.scaler is None else self.scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
-            return loss.detach()
+            losses = []
+            for part in parts:
+                with self.runtime.gradient_sync(self.model, enabled=part is parts[-1]):
+                    losses.append(self._backward(part, len(part) / len(batch)))
+            return sum(losses[1:], start=losses[0])
 
         return evaluate
+
+    def _backward(self, part: Batch, share: float) -> Tensor:
+        """Add the gradient of a micro-batch, which has this share of the images; return its part of the loss."""
+        loss = self.loss(part) if share == 1 else share * self.loss(part)
+        (loss if self.scaler is None else self.scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
+
+    def _parts(self, batch: Batch) -> list[Batch]:
+        """Return the micro-batches of a step: as many as asked for, if there are images for them."""
+        num_parts = min(self.accumulate, max(1, len(batch) // self._fewest))
+        return [batch] if num_parts == 1 else batch.split(num_parts)
 
     def loss(self, batch: Batch) -> Tensor:
         """Return the loss of a prepared batch at the present weights, with its graph."""

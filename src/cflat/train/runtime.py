@@ -74,6 +74,13 @@ class Runtime:
         wrapped: nn.Module = self._fabric.setup_module(network)
         return wrapped
 
+    def gradient_sync(self, model: nn.Module, *, enabled: bool) -> AbstractContextManager[Any]:
+        """Return the context of a pass whose gradients all ranks average, or keep until one that is enabled."""
+        if enabled or self.world_size == 1:
+            return nullcontext()
+        wrapped: Any = model  # what `wrap` returned
+        return self._fabric.no_backward_sync(wrapped)
+
     def autocast(self) -> AbstractContextManager[Any]:
         """Return the precision context of forward passes."""
         dtype = _PRECISIONS.get(self.settings.precision)

@@ -56,7 +56,10 @@ class TrainSettings:
     first_epochs: CountOrZero | None = None
     """Epochs of the first task, if they differ."""
     batch_size: Count = 32
-    """Images per step and device; at least 1."""
+    """Images per step and device, or per micro-batch if train.accumulate is above 1; at least 1."""
+    accumulate: Count = 1
+    """Micro-batches per step, in each of its evaluations: the step of a batch so many times as large, with the memory
+    of one. BatchNorm takes its statistics, and dropout its masks, from each micro-batch by itself."""
     eval_batch_size: Count | None = None
     """Images per batch at test time; None takes batch_size."""
     clip_norm: Positive | None = None
@@ -65,6 +68,11 @@ class TrainSettings:
     """Minutes between checkpoints within a task, besides one at every task; 0 saves at every step."""
     check_purity: Flag = False
     """Verify on the first batch of every phase that the loss is pure: equal gradients twice, nothing changed."""
+
+    @property
+    def images_per_step(self) -> int:
+        """Images of all micro-batches of a step, on each device."""
+        return self.batch_size * self.accumulate
 
 
 @settings_class
