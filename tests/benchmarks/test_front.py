@@ -11,7 +11,8 @@ from scipy.stats import ttest_rel
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
-import front
+import front_runs as front
+import front_tables as tables
 from front_streams import ROWS, STREAMS, Places
 
 sys.path.pop(0)  # benchmarks/data.py would hide the folder tests/data
@@ -45,9 +46,17 @@ def test_every_optimizer_has_a_row_and_every_row_a_configuration_on_every_stream
                 assert config.optimizer.keywords()["rho"] == front.rounded(point.radius * row.radius)
 
 
+def test_final_runs_hold_no_training_images_out_and_look_at_test_images() -> None:
+    request = front.Front(Path("out"), PLACES, 2, 1, None, 1, front.Progress(1.0))
+    for bench in STREAMS.values():
+        config = request.config(bench, front.design(bench, 1)[0].layer(ROWS["none"]), split="test", seed=100)
+        assert (config.data.validation, config.data.evaluate) == (0.0, "test")
+        assert not set(request.final_seeds(bench)) & set(range(front.TUNING_SEED, front.TUNING_SEED + 10))
+
+
 def test_intervals_are_those_of_the_paired_t_test() -> None:
     values, reference = [0.81, 0.84, 0.79, 0.88], [0.80, 0.80, 0.80, 0.85]
-    mean, half = front.interval(values, reference)
+    mean, half = tables.interval(values, reference)
     expected = ttest_rel(values, reference).confidence_interval(0.95)
     assert (mean - half, mean + half) == pytest.approx((100 * expected.low, 100 * expected.high))
 
@@ -77,7 +86,7 @@ def test_tables_hold_what_is_finished(tmp_path: Path) -> None:
         folder.mkdir(parents=True)
         (folder / "result.json").write_text(json.dumps({**result, "evaluations_per_step": [1.3, 1.3]}))
     (tmp_path / "digits-task" / "speed.json").write_text(json.dumps({"turbo": {"relative": 0.75, "evaluations": 1.3}}))
-    front.write_tables(tmp_path, tmp_path / "tables")
+    tables.write_tables(tmp_path, tmp_path / "tables")
     text = (tmp_path / "tables" / "front.md").read_text()
     assert "| C-Flat Turbo | 0.01 | - | 84.0 | 84.0 | 1.30 | 0.75 | +3.0 ± 12.7 |" in text
     assert "| C-Flat Turbo | 0.75 (1.30) |" in text
