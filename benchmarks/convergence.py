@@ -23,6 +23,7 @@ import cflat
 STEPS, BATCH, LAM, ETA_0, RHO_0 = 20_000, 16, 0.2, 1.0, 0.1
 OPTIMIZERS = {
     "C-Flat": ("c_flat", {}),
+    "Turbo": ("c_flat_turbo", {}),
     "Turbo, rules=paper": ("c_flat_turbo", {"rules": "paper"}),
     "Turbo, rules=paper, reuse only": ("c_flat_turbo", {"rules": "paper", "trigger": False}),
     "Turbo, rules=steady, reuse only": ("c_flat_turbo", {"rules": "steady", "trigger": False}),

@@ -29,7 +29,8 @@ from front_runs import (
     ABLATED,
     ABLATIONS,
     BATCHES,
-    FACTORS,
+    RADIUS_FACTORS,
+    RATE_FACTORS,
     ROBUST_ROWS,
     Front,
     Progress,
@@ -95,7 +96,7 @@ def carry_out_all(arguments: argparse.Namespace, places: Places) -> None:
         bench = STREAMS[stream]
         num_seeds = arguments.seeds or bench.seeds
         runs = arguments.trials * arguments.tuning_seeds + num_seeds
-        runs += num_seeds * (2 * len(FACTORS) + len(BATCHES)) if arguments.robustness else 0
+        runs += num_seeds * (len(RATE_FACTORS) + len(RADIUS_FACTORS) + len(BATCHES)) if arguments.robustness else 0
         runs += num_seeds * len(ABLATIONS) if arguments.ablations else 0
         total += bench.seconds * runs * sum(ROWS[name].evaluations for name in rows)
     front = Front(

@@ -39,7 +39,7 @@ TUNING_SEED = 1000
 FINAL_SEED = 100
 """Seeds of trials and of final runs start here; nothing in the optimizers was chosen by looking at either."""
 ROBUST_ROWS = ("none", "c_flat", "turbo")
-FACTORS, BATCHES = (2, 4), (4, 8, 32, 64)
+RATE_FACTORS, RADIUS_FACTORS, BATCHES = (0.25, 0.5, 2, 4), (2, 4), (4, 8, 32, 64)
 WATCH_RADIUS, WATCH_EVERY = 0.05, 5
 ABLATED = "turbo-paper"
 ABLATIONS: dict[str, Mapping[str, Any]] = {
@@ -265,13 +265,13 @@ def end_losses(folder: Path) -> list[float]:
 
 
 def run_robustness(front: Front, stream: str, name: str) -> dict[str, Any]:
-    """Run a row at rates and radii above the tuned ones, and with other batches at the tuned ones."""
+    """Run a row at rates around and radii above the tuned ones, and with other batches at the tuned ones."""
     row = ROWS[name]
     best, _ = tune_row(front, stream, name)
     conditions: dict[str, dict[str, Any]] = {"tuned": best.layer(row)}
-    for factor in FACTORS:
+    for factor in RATE_FACTORS:
         conditions[f"rate x{factor}"] = Point(best.rate * factor, best.radius).layer(row)
-    for factor in FACTORS if row.radius is not None else ():
+    for factor in RADIUS_FACTORS if row.radius is not None else ():
         conditions[f"radius x{factor}"] = Point(best.rate, best.radius * factor).layer(row)
     for size in BATCHES:
         conditions[f"batch {size}"] = merge(best.layer(row), {"train": {"batch_size": size}})

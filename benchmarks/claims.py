@@ -1,0 +1,615 @@
+"""One page for each claim of the paper: what it says, what we found, and a verdict.
+
+    python benchmarks/claims.py --front /tmp/front [--convergence convergence.json] [--pages docs/results/claims]
+
+Reads finished runs of `benchmarks/front.py` (and `benchmarks/convergence.py`) and writes the pages; it trains nothing.
+Published numbers come from the recipes of `cflat reproduce`. All effects are paired by seed, with 95 % intervals.
+
+A verdict is decided by rules that are fixed here, before the numbers:
+
+- A claim "A is better than B" holds if the interval lies above 0 on at least one stream and below 0 on none.
+- A claim "A is as good as B" holds if on every stream the interval excludes a loss of more than `MARGIN` points.
+- Anything else does not hold here. What has no finished run cannot be tested here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from front_runs import read
+from front_streams import ROWS, STREAMS
+from front_tables import collect, interval
+
+import cflat.paper
+from cflat._files import write_atomic, write_json
+from cflat.optim import get_optimizer_spec
+
+MARGIN = 1.0
+"""Points that count as no loss."""
+HOLDS, FAILS, UNTESTED = "holds here", "does not hold here", "cannot be tested here"
+SCRATCH, PRETRAINED = ("icarl", "memo"), ("ease", "ranpac")
+FRONT = "python benchmarks/front.py --out F --features FEATURES.npz --data-root DATA --weights WEIGHTS"
+
+
+@dataclass(frozen=True)
+class Effect:
+    """A paired difference on one stream."""
+
+    where: str
+    what: str
+    mean: float
+    half: float
+    """Half of the 95 % interval."""
+    seeds: int
+    evaluations: float | None = None
+
+    @property
+    def low(self) -> float:
+        return self.mean - self.half
+
+    @property
+    def high(self) -> float:
+        return self.mean + self.half
+
+    def row(self, unit: str = "points") -> list[str]:
+        cost = "-" if self.evaluations is None else f"{self.evaluations:.2f}"
+        sign = "" if math.isnan(self.half) else f" ± {self.half:.2f}"
+        return [self.where, self.what, f"{self.mean:+.2f}{sign} {unit}".strip(), str(self.seeds), cost]
+
+
+COLUMNS = ("setting", "compared", "effect (95 % interval)", "seeds", "evaluations per step")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What the runs say about a claim."""
+
+    verdict: str
+    reason: str
+    rows: Sequence[Sequence[str]] = ()
+    columns: Sequence[str] = COLUMNS
+
+
+@dataclass
+class Runs:
+    """Everything that is finished."""
+
+    front: Path
+    streams: Mapping[str, Any]
+    convergence: Any = None
+    missing: list[str] = field(default_factory=list)
+
+    def effect(self, stream: str, row: str, reference: str, metric: str = "avg") -> Effect | None:
+        """Return a row's difference to another in points, or None if one of them is not finished."""
+        rows = self.streams.get(stream, {}).get("rows", {})
+        if row not in rows or reference not in rows:
+            return None
+        mean, half = interval(rows[row][metric], rows[reference][metric])
+        cost = statistics.mean(rows[row]["evaluations_per_step"])
+        number = min(len(rows[row][metric]), len(rows[reference][metric]))
+        name = {"avg": "Avg", "last": "Last"}[metric]
+        what = f"{ROWS[row].title} - {ROWS[reference].title}, {name}"
+        return Effect(STREAMS[stream].title, what, mean, half, number, cost)
+
+    def effects(
+        self, streams: Iterable[str], rows: Sequence[str], reference: str, metrics: Sequence[str] = ("avg", "last")
+    ) -> list[Effect]:
+        found = (self.effect(s, row, reference, metric) for s in streams for row in rows for metric in metrics)
+        return [effect for effect in found if effect is not None and effect.seeds > 1]
+
+    def conditions(self, file: str, row: str = "turbo-paper") -> dict[str, Any]:
+        """Return what was measured under other conditions, by stream."""
+        found = {stream: read(self.front / stream / row / file) for stream in STREAMS}
+        return {stream: values for stream, values in found.items() if values}
+
+    def watched(self) -> dict[str, dict[str, Any]]:
+        """Return watched runs, by stream and row."""
+        found = {s: {row: read(self.front / s / row / "watched.json") for row in ROWS} for s in STREAMS}
+        return {
+            s: {row: values for row, values in rows.items() if values}
+            for s, rows in found.items()
+            if any(rows.values())
+        }
+
+    def speeds(self) -> dict[str, dict[str, Any]]:
+        found = {stream: read(self.front / stream / "speed.json") for stream in STREAMS}
+        return {stream: values for stream, values in found.items() if values}
+
+
+# -- how verdicts are reached -----------------------------------------------------------------------------------
+
+
+def nothing() -> Finding:
+    return Finding(UNTESTED, "No run that it needs is finished.")
+
+
+def better(effects: Sequence[Effect]) -> Finding:
+    """Judge "is better than"."""
+    if not effects:
+        return nothing()
+    gains, losses = sum(e.low > 0 for e in effects), sum(e.high < 0 for e in effects)
+    reason = (
+        f"Of {len(effects)} comparisons {gains} are a significant gain, {losses} a significant loss, and "
+        f"{len(effects) - gains - losses} are open."
+    )
+    return Finding(HOLDS if gains and not losses else FAILS, reason, [e.row() for e in effects])
+
+
+def as_good(effects: Sequence[Effect]) -> Finding:
+    """Judge "is as good as"."""
+    if not effects:
+        return nothing()
+    kept = sum(e.low > -MARGIN for e in effects)
+    worse = sum(e.high < 0 for e in effects)
+    reason = (
+        f"Of {len(effects)} comparisons {kept} exclude a loss of more than {MARGIN:g} point; {worse} are a "
+        "significant loss."
+    )
+    return Finding(HOLDS if kept == len(effects) else FAILS, reason, [e.row() for e in effects])
+
+
+def no_gain(effects: Sequence[Effect]) -> Finding:
+    """Judge "does not help"."""
+    if not effects:
+        return nothing()
+    gains = sum(e.low > 0 for e in effects)
+    reason = f"Of {len(effects)} comparisons {gains} are a significant gain."
+    return Finding(FAILS if gains else HOLDS, reason, [e.row() for e in effects])
+
+
+def unpaired(a: Sequence[float], b: Sequence[float]) -> tuple[float, float]:
+    """Return the difference of two means with half of Welch's 95 % interval."""
+    from scipy.stats import ttest_ind
+
+    found = ttest_ind(a, b, equal_var=False).confidence_interval(0.95)
+    return (found.low + found.high) / 2, (found.high - found.low) / 2
+
+
+def gains_of(runs: Runs, stream: str, row: str, metric: str = "last") -> list[float]:
+    rows = runs.streams.get(stream, {}).get("rows", {})
+    if row not in rows or "none" not in rows:
+        return []
+    return [100 * (a - b) for a, b in zip(rows[row][metric], rows["none"][metric], strict=False)]
+
+
+# -- the claims -------------------------------------------------------------------------------------------------
+
+
+def larger_gain(runs: Runs, large: Sequence[str], small: Sequence[str]) -> Finding:
+    """Judge whether the gain over plain is larger on some streams than on others, by all pairs of them."""
+    effects = []
+    for row in ("c_flat", "turbo"):
+        for first in large:
+            for second in small:
+                a, b = gains_of(runs, first, row), gains_of(runs, second, row)
+                if min(len(a), len(b)) > 1:
+                    mean, half = unpaired(a, b)
+                    where = f"{STREAMS[first].title}; beside {STREAMS[second].title}"
+                    what = f"gain in Last of {ROWS[row].title} over SGD"
+                    effects.append(Effect(where, what, mean, half, min(len(a), len(b))))
+    return better(effects)
+
+
+def varied(
+    prefix: str, reference: str, *, only: Callable[[str], bool] = lambda name: True
+) -> Callable[[Runs], Finding]:
+    """Judge whether a setting of Turbo as printed does not matter: each value beside the usual one."""
+
+    def judge(runs: Runs) -> Finding:
+        effects = []
+        for stream, values in runs.conditions("ablations.json").items():
+            for name, entry in values.items():
+                if not name.startswith(prefix) or name == reference or not only(name):
+                    continue
+                mean, half = interval(entry["avg"], values[reference]["avg"])
+                cost = statistics.mean(entry["evaluations_per_step"])
+                what = f"{name} - {reference}, Avg"
+                effects.append(Effect(STREAMS[stream].title, what, mean, half, len(entry["avg"]), cost))
+        return as_good(effects)
+
+    return judge
+
+
+def saves(without: str) -> Callable[[Runs], Finding]:
+    """Judge whether a part of Turbo as printed saves evaluations and keeps accuracy."""
+
+    def judge(runs: Runs) -> Finding:
+        rows, keeps, cheaper = [], [], []
+        for stream, values in runs.conditions("ablations.json").items():
+            mean, half = interval(values["tuned"]["avg"], values[without]["avg"])
+            costs = [statistics.mean(values[name]["evaluations_per_step"]) for name in ("tuned", without)]
+            effect = Effect(STREAMS[stream].title, f"with it - {without}, Avg", mean, half, len(values["tuned"]["avg"]))
+            keeps.append(effect.low > -MARGIN)
+            cheaper.append(costs[0] < costs[1])
+            rows.append([*effect.row()[:-1], f"{costs[0]:.2f} with it, {costs[1]:.2f} without"])
+        if not rows:
+            return nothing()
+        reason = (
+            f"It saves evaluations on {sum(cheaper)} of {len(rows)} streams, and excludes a loss of more than "
+            f"{MARGIN:g} point on {sum(keeps)}."
+        )
+        return Finding(HOLDS if all(keeps) and all(cheaper) else FAILS, reason, rows)
+
+    return judge
+
+
+def directions_are_slow(runs: Runs) -> Finding:
+    effects = []
+    for stream, rows in runs.watched().items():
+        for row, values in rows.items():
+            for vector, beside in (("g_vs", "g"), ("g_vf", "g"), ("g_vf", "g_0")):
+                mean, half = interval(values[f"turn {vector}"], values[f"turn {beside}"])
+                what = f"{ROWS[row].title}: cosine to 5 steps earlier, {vector} - {beside}"
+                effects.append(Effect(STREAMS[stream].title, what, mean / 100, half / 100, len(values["turn g"])))
+    found = better(effects)
+    return Finding(found.verdict, found.reason, [effect.row(unit="") for effect in effects])
+
+
+def directions_are_short(runs: Runs) -> Finding:
+    rows = []
+    smaller = []
+    for stream, by_row in runs.watched().items():
+        for row, values in by_row.items():
+            means = {v: statistics.mean(values[f"distance {v}"]) for v in ("g", "g_0", "g_vs", "g_vf")}
+            smaller.append(max(means["g_vs"], means["g_vf"]) < min(means["g"], means["g_0"]))
+            seeds = str(len(values["turn g"]))
+            rows.append([STREAMS[stream].title, ROWS[row].title, *(f"{means[v]:.3g}" for v in means), seeds])
+    if not rows:
+        return nothing()
+    reason = (
+        f"On {sum(smaller)} of {len(rows)} both g_vs and g_vf move less than g and g_0. They are also shorter vectors: "
+        "see the claim about their directions before drawing conclusions."
+    )
+    columns = ("setting", "optimizer", "g", "g_0", "g_vs", "g_vf", "seeds")
+    return Finding(HOLDS if all(smaller) else FAILS, reason, rows, columns)
+
+
+def becomes_normal(runs: Runs) -> Finding:
+    effects = []
+    for stream, rows in runs.watched().items():
+        for row, values in rows.items():
+            mean, half = interval(values["normality last"], values["normality first"])
+            what = f"{ROWS[row].title}: Shapiro-Wilk W of |g|^2, last task - first task"
+            effects.append(Effect(STREAMS[stream].title, what, mean / 100, half / 100, len(values["turn g"])))
+    found = better(effects)
+    return Finding(found.verdict, found.reason, [effect.row(unit="") for effect in effects])
+
+
+def ends_flatter(row: str, keys: Sequence[str]) -> Callable[[Runs], Finding]:
+    """Judge whether a row ends at lower values than plain, by the mean of log ratios."""
+
+    def judge(runs: Runs) -> Finding:
+        effects = []
+        for stream, rows in runs.watched().items():
+            if row not in rows or "none" not in rows:
+                continue
+            for key in keys:
+                pairs = list(zip(rows[row][key], rows["none"][key], strict=False))
+                ratios = [math.log(b / a) for a, b in pairs if a > 0 and b > 0]
+                if len(ratios) > 1:
+                    mean, half = interval([r / 100 for r in ratios], [0.0] * len(ratios))
+                    what = f"log(SGD / {ROWS[row].title}), {key}"
+                    effects.append(Effect(STREAMS[stream].title, what, mean, half, len(ratios)))
+        found = better(effects)
+        return Finding(found.verdict, found.reason, [effect.row(unit="") for effect in effects])
+
+    return judge
+
+
+def is_faster(runs: Runs) -> Finding:
+    rows, faster = [], []
+    for stream, values in runs.speeds().items():
+        if "c_flat" not in values:
+            continue
+        for name in ("c_flat", "turbo", "turbo-paper", "turbo-1.15", "looksam", "sam"):
+            if name in values:
+                gain = values[name]["relative"] / values["c_flat"]["relative"]
+                cells = [f"{values[name]['relative']:.2f}", f"{gain:.2f}", f"{values[name]['evaluations']:.2f}"]
+                rows.append([STREAMS[stream].title, ROWS[name].title, *cells, str(values[name]["steps"])])
+                faster += [gain >= 2.0] if name == "turbo" else []
+    if not faster:
+        return nothing()
+    reason = f"Default Turbo takes at most half of C-Flat's time on {sum(faster)} of {len(faster)} streams."
+    columns = ("setting", "optimizer", "speed to plain", "speed to C-Flat", "evaluations per step", "steps timed")
+    return Finding(HOLDS if all(faster) else FAILS, reason, rows, columns)
+
+
+def memory_is_small(runs: Runs) -> Finding:
+    kept, printed = get_optimizer_spec("c_flat_turbo").kept, 2
+    rows, shares = [], []
+    recipe = yaml.safe_load((Path(cflat.paper.__file__).parent / "recipes" / "table7.yaml").read_text())
+    by_group: dict[str, dict[str, Any]] = {}
+    for row in recipe["rows"]:
+        by_group.setdefault(row["group"], {})[row["name"]] = row["published"][0]
+    for group, values in by_group.items():
+        millions, exact = values["+C-Flat"]
+        turbo = values["+C-Flat Turbo"][1]
+        share = millions * 4e-3 * kept / exact
+        shares.append(share)
+        caches = f"{millions * 4e-3 * kept:.3f} ({kept} buffer), {millions * 4e-3 * printed:.3f} ({printed})"
+        rows.append([group, f"{millions:g}", f"{exact:g}", f"{turbo - exact:+.2f}", caches, f"{share:.1%}"])
+    reason = (
+        f"Arithmetic on the paper's own parameters: the default keeps {kept} buffer of the size of the trainable "
+        f"weights (counted by the tests), at most {max(shares):.1%} of C-Flat's memory; the printed rules keep "
+        f"{printed}. The differences that the paper prints are of this size. Memory on a GPU was not measured."
+    )
+    columns = (
+        *("setting", "trainable, millions", "C-Flat, GB (paper)", "Turbo - C-Flat, GB (paper)"),
+        *("caches, GB (float32)", "share of C-Flat's memory"),
+    )
+    return Finding(HOLDS if max(shares) < 0.05 else FAILS, reason, rows, columns)
+
+
+def converges(runs: Runs) -> Finding:
+    if not runs.convergence:
+        return nothing()
+    rows, ok = [], []
+    bound = runs.convergence["theorem"]["exponent"]
+    for name, entry in runs.convergence.items():
+        if name != "theorem":
+            ok.append(max(entry["exponents"]) <= bound)
+            exponents = ", ".join(f"{value:.2f}" for value in entry["exponents"])
+            rows.append([name, exponents, f"{bound:.2f}", str(len(entry["exponents"]))])
+    reason = f"{sum(ok)} of {len(ok)} optimizers fall at least as fast as the bound on this problem."
+    return Finding(HOLDS if all(ok) else FAILS, reason, rows, ("optimizer", "exponents", "bound", "seeds"))
+
+
+def plateau(runs: Runs) -> Finding:
+    """Judge whether flatness widens the range of learning rates that work, by the rates beside the tuned one."""
+    rows, wider = [], []
+    for stream in STREAMS:
+        found = {row: read(runs.front / stream / row / "robustness.json") for row in ("none", "c_flat", "turbo")}
+        if not found["none"]:
+            continue
+        widths = {}
+        for row, values in found.items():
+            if values:
+                rates = {n: values[n] for n in values if n == "tuned" or n.startswith("rate")}
+                means = {n: 100 * statistics.mean(v["avg"]) for n, v in rates.items()}
+                widths[row] = sum(mean >= max(means.values()) - 2 for mean in means.values())
+                text = ", ".join(f"{n.removeprefix('rate ')}: {means[n]:.1f}" for n in sorted(means, key=rate_of))
+                cells = [f"{widths[row]} of {len(means)}", str(len(rates["tuned"]["avg"]))]
+                rows.append([STREAMS[stream].title, ROWS[row].title, text, *cells])
+        wider += [widths[row] > widths["none"] for row in ("c_flat", "turbo") if row in widths]
+    if not wider:
+        return nothing()
+    reason = f"In {sum(wider)} of {len(wider)} comparisons the optimizer has more rates within 2 points of its best."
+    columns = ("setting", "optimizer", "Avg by factor on the tuned rate", "rates within 2 points of the best", "seeds")
+    return Finding(HOLDS if sum(wider) > len(wider) / 2 else FAILS, reason, rows, columns)
+
+
+def rate_of(condition: str) -> float:
+    return 1.0 if condition == "tuned" else float(condition.removeprefix("rate x"))
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What the paper says, and how it is judged."""
+
+    title: str
+    says: str
+    judge: Callable[[Runs], Finding]
+    command: str
+    note: str = ""
+
+
+MAIN = FRONT + " --rows none c_flat turbo turbo-paper --trials 6 --tuning-seeds 3"
+ABLATE = FRONT + " --streams digits-class features-class --ablations --trials 6 --tuning-seeds 3 --seeds 8"
+WATCH = (
+    FRONT
+    + " --streams digits-class features-class --rows none c_flat turbo --watch --trials 6 --tuning-seeds 3 --seeds 8"
+)
+CLASS = [name for name, bench in STREAMS.items() if bench.layer.get("stream", {}).get("scenario") == "class"]
+OTHER = [name for name in STREAMS if name not in CLASS]
+PTM = ("features-class", "features-task", *PRETRAINED)
+
+CLAIMS: dict[str, Claim] = {
+    "c-flat-gains": Claim(
+        "C-Flat is better than plain training",
+        "Tables 1 to 3: C-Flat gains 0.2 to 1.9 points of Avg over every method that it is plugged into.",
+        lambda runs: better(runs.effects(CLASS, ["c_flat"], "none")),
+        MAIN,
+    ),
+    "turbo-gains": Claim(
+        "C-Flat Turbo is better than plain training",
+        "Tables 1 to 3: C-Flat Turbo gains on every method, more than C-Flat.",
+        lambda runs: better(runs.effects(CLASS, ["turbo"], "none")),
+        MAIN,
+        "Judged for the default rules of this library, at 1.3 evaluations per step.",
+    ),
+    "turbo-as-good": Claim(
+        "C-Flat Turbo is as good as C-Flat",
+        "Abstract: comparable or even improved accuracy.",
+        lambda runs: as_good(runs.effects(STREAMS, ["turbo"], "c_flat")),
+        MAIN,
+        "Judged for the default rules of this library.",
+    ),
+    "turbo-printed": Claim(
+        "C-Flat Turbo as printed is as good as C-Flat",
+        "Abstract: comparable or even improved accuracy.",
+        lambda runs: as_good(runs.effects(STREAMS, ["turbo-paper"], "c_flat")),
+        MAIN,
+        'Judged for `rules="paper"`, the literal reading of Algorithm 1.',
+    ),
+    "sam-pretrained": Claim(
+        "SAM and LookSAM do not help with pretrained models",
+        "Table 3 and its discussion: no obvious benefit over the plain optimizer.",
+        lambda runs: no_gain(runs.effects(PTM, ["sam", "looksam"], "none")),
+        FRONT + " --streams features-class features-task --rows none sam looksam --trials 6 --tuning-seeds 3",
+    ),
+    "speed": Claim(
+        "C-Flat Turbo is at least twice as fast as C-Flat",
+        "Table 3: 59.4 and 61.6 % of plain's images per second, where C-Flat has 30.0 and 26.5 %.",
+        is_faster,
+        FRONT + " --streams digits-class ease icarl --rows none c_flat turbo turbo-paper turbo-1.15 --speed-only",
+    ),
+    "scratch": Claim(
+        "The gain is larger from scratch than with pretrained models",
+        "Tables 1 and 2: +1.6 to +3.1 points of Last from scratch, +0.2 to +1 with a ViT-B/16.",
+        lambda runs: larger_gain(runs, SCRATCH, PRETRAINED),
+        MAIN + " --streams icarl memo ease ranpac",
+    ),
+    "memo": Claim(
+        "MEMO gains most",
+        "Section 4.3: the larger gains of MEMO suggest that Turbo is particularly good for expansion.",
+        lambda runs: larger_gain(runs, ["memo"], ["icarl", *PRETRAINED]),
+        MAIN + " --streams icarl memo ease ranpac",
+    ),
+    "beta": Claim(
+        "Accuracy is flat for beta in [0.4, 1]",
+        "Figure 5 a: similar accuracies as long as beta lies in [0.4, 1.0].",
+        varied("beta", "beta 0.8", only=lambda name: float(name.split()[1]) >= 0.4),
+        ABLATE,
+        '`rules="paper"` without the trigger, so that beta acts; beside beta 0.8.',
+    ),
+    "k": Claim(
+        "Accuracy hardly depends on k",
+        "Table 5 and Figure 5 a: within 0.2 points for k from 2 to 10.",
+        varied("k ", "k 5"),
+        ABLATE,
+        '`rules="paper"`, beside k 5.',
+    ),
+    "threshold": Claim(
+        "Accuracy hardly depends on the threshold of the trigger",
+        "Table 6: 91.9 to 92.1 % of Avg for m from 0.1 to 5.",
+        varied("threshold", "threshold 1.0"),
+        ABLATE,
+        '`rules="paper"`, beside threshold 1.',
+    ),
+    "scheduler": Claim(
+        "The scheduler adds speed without loss",
+        "Section 4.5: about 15 % faster on MEMO and 30 % over C-Flat on EASE at comparable accuracy.",
+        saves("no schedule"),
+        ABLATE,
+        '`rules="paper"`.',
+    ),
+    "trigger": Claim(
+        "The trigger saves evaluations without loss",
+        "Section 3.3: combining C-Flat with SGD makes training cheaper.",
+        saves("no trigger"),
+        ABLATE,
+        '`rules="paper"`.',
+    ),
+    "slow-distance": Claim(
+        "g_vs and g_vf move less than g and g_0",
+        "Figures 3 and 7: L2 distances to five steps earlier.",
+        directions_are_short,
+        WATCH,
+    ),
+    "slow-direction": Claim(
+        "The directions of g_vs and g_vf are kept over steps",
+        "Section 3.2: direction-invariant components, which may therefore be reused.",
+        directions_are_slow,
+        WATCH,
+        "The cosine to five steps earlier, which does not depend on length: only a direction that is kept can be reused.",
+    ),
+    "normal": Claim(
+        "|g|^2 tends to a normal distribution over the tasks",
+        "Figure 4: Q-Q plots approach the line in the course of learning.",
+        becomes_normal,
+        WATCH,
+        "Shapiro-Wilk's W is 1 for a normal sample.",
+    ),
+    "flat-c-flat": Claim(
+        "C-Flat ends at lower sharpness and flatness than plain training",
+        "Figure 5 c and d.",
+        ends_flatter("c_flat", ("end sharpness", "end flatness", "top eigenvalue", "trace")),
+        WATCH,
+        "All at the same radius, 0.05; positive is flatter than SGD.",
+    ),
+    "flat-turbo": Claim(
+        "C-Flat Turbo ends at lower sharpness and flatness than plain training",
+        "Figure 5 c and d: lower than with C-Flat.",
+        ends_flatter("turbo", ("end sharpness", "end flatness", "top eigenvalue", "trace")),
+        WATCH,
+        "All at the same radius, 0.05; positive is flatter than SGD.",
+    ),
+    "memory": Claim(
+        "The memory of cached gradients is negligible",
+        "Table 7 and its discussion.",
+        memory_is_small,
+        "pytest tests/optim -k kept",
+    ),
+    "task-and-domain": Claim(
+        "The gains carry over to task- and domain-incremental learning",
+        "Tables 9 and 10: DUCT on DomainNet +0.5 to +0.6, DualPrompt -0.1 to +0.2 points.",
+        lambda runs: better(runs.effects(OTHER, ["c_flat", "turbo"], "none")),
+        MAIN + " --streams digits-task features-task digits-domain pacs",
+    ),
+    "convergence": Claim(
+        "The C-Flat gradient vanishes at the rate of the theorem",
+        "Appendix: the mean of |grad L_CFlat|^2 is O((1 + log T) / sqrt(T)).",
+        converges,
+        "python benchmarks/convergence.py --steps 3000 --seeds 2 --out C",
+    ),
+    "plateau": Claim(
+        "Flatness widens the range of learning rates that work",
+        "Not in the paper: a hypothesis of ours, since a continual learner cannot tune on tasks to come.",
+        plateau,
+        FRONT + " --streams digits-class features-class --rows none c_flat turbo --robustness --seeds 3",
+    ),
+}
+
+
+# -- pages ------------------------------------------------------------------------------------------------------
+
+
+def page(claim: Claim, finding: Finding) -> str:
+    lines = [f"# {claim.title}", "", f"**Verdict: {finding.verdict}.** {finding.reason}", ""]
+    lines += [f"The paper: {claim.says}", ""]
+    if claim.note:
+        lines += [f"Our setting: {claim.note}", ""]
+    lines += [
+        "Learning rate and radius were tuned for each optimizer with the same budget on validation images (settings and",
+        "trials are in [the front](../front/front.md)); all accuracies are those of test images, paired by seed.",
+        "",
+    ]
+    if finding.rows:
+        lines += ["| " + " | ".join(finding.columns) + " |", "|---" * len(finding.columns) + "|"]
+        lines += ["| " + " | ".join(row) + " |" for row in finding.rows]
+        lines.append("")
+    lines += ["```", claim.command, "python benchmarks/claims.py --front F", "```", ""]
+    lines.append("Written by `benchmarks/claims.py`, whose head says how a verdict is reached.")
+    return "\n".join(lines) + "\n"
+
+
+def overview(findings: Mapping[str, Finding]) -> str:
+    counts = {verdict: sum(f.verdict == verdict for f in findings.values()) for verdict in (HOLDS, FAILS, UNTESTED)}
+    lines = ["# The paper's claims, one by one", ""]
+    lines += [", ".join(f"{number} {verdict}" for verdict, number in counts.items()) + ".", ""]
+    lines += ["| claim | verdict | why |", "|---|---|---|"]
+    lines += [f"| [{CLAIMS[name].title}]({name}.md) | {f.verdict} | {f.reason} |" for name, f in findings.items()]
+    lines += ["", "Written by `benchmarks/claims.py` from finished runs; its head says how a verdict is reached."]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--front", type=Path, required=True, help="--out of benchmarks/front.py")
+    parser.add_argument("--convergence", type=Path, help="convergence.json of benchmarks/convergence.py")
+    parser.add_argument("--only", nargs="+", choices=list(CLAIMS), default=list(CLAIMS))
+    parser.add_argument("--pages", type=Path, default=Path(__file__).parents[1] / "docs" / "results" / "claims")
+    arguments = parser.parse_args()
+    runs = Runs(
+        arguments.front, collect(arguments.front), read(arguments.convergence) if arguments.convergence else None
+    )
+    arguments.pages.mkdir(parents=True, exist_ok=True)
+    findings = {name: CLAIMS[name].judge(runs) for name in arguments.only}
+    for name, finding in findings.items():
+        write_atomic(arguments.pages / f"{name}.md", page(CLAIMS[name], finding))
+        print(f"{CLAIMS[name].title}: {finding.verdict}. {finding.reason}")
+    if set(arguments.only) == set(CLAIMS):
+        write_atomic(arguments.pages / "index.md", overview(findings))
+        verdicts = {name: {"verdict": f.verdict, "reason": f.reason} for name, f in findings.items()}
+        write_json(arguments.pages / "verdicts.json", verdicts)
+
+
+if __name__ == "__main__":
+    main()
