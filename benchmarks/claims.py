@@ -508,7 +508,7 @@ CLAIMS: dict[str, Claim] = {
         "Section 3.2: direction-invariant components, which may therefore be reused.",
         directions_are_slow,
         WATCH,
-        "The cosine to five steps earlier, which does not depend on length: only a direction that is kept can be reused.",
+        "The cosine to five steps earlier, whatever the length: only a direction that is kept can be reused.",
     ),
     "normal": Claim(
         "|g|^2 tends to a normal distribution over the tasks",
@@ -567,8 +567,8 @@ def page(claim: Claim, finding: Finding) -> str:
     if claim.note:
         lines += [f"Our setting: {claim.note}", ""]
     lines += [
-        "Learning rate and radius were tuned for each optimizer with the same budget on validation images (settings and",
-        "trials are in [the front](../front/front.md)); all accuracies are those of test images, paired by seed.",
+        "Learning rate and radius were tuned for each optimizer with the same budget on validation images (settings",
+        "and trials are in [the front](../front/front.md)); accuracies are those of test images, paired by seed.",
         "",
     ]
     if finding.rows:
