@@ -324,6 +324,24 @@ def test_a_state_that_no_run_can_have_is_refused(
         resume(stopped.path)
 
 
+@pytest.mark.parametrize("is_edited", [False, True])
+def test_a_run_that_is_older_than_a_setting_goes_on_with_its_default(
+    stopped: RunFolder, finished: RunFolder, is_edited: bool
+) -> None:
+    environment = stopped.load_environment()
+    del environment["identity"]["train.accumulate"]
+    stopped.write(stopped.environment_file, environment)
+    rewrite(stopped, lambda state: state["identity"].pop("train.accumulate"))
+    text = stopped.config_file.read_text()
+    assert "accumulate: 1" in text
+    stopped.config_file.write_text(text.replace("accumulate: 1", "accumulate: 2" if is_edited else ""))
+    if is_edited:
+        with pytest.raises(DataError, match=r"begun with train\.accumulate = 1, but now it is 2"):
+            resume(stopped.path)
+    else:
+        assert without_time(resume(stopped.path)) == without_time(finished.load_summary())
+
+
 def test_a_run_of_the_first_release_is_said_to_be_one(stopped: RunFolder) -> None:
     environment = stopped.load_environment()
     del environment["format"]

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from cflat._errors import ConfigError
+from cflat._files import plain_values
 from cflat.config.documents import merge
 from cflat.config.run_config import RunConfig, parse_config
 
-__all__ = ["change_config", "changed_keys", "identity", "may_change"]
+__all__ = ["change_config", "changed_keys", "identity", "may_change", "with_newer_defaults"]
 
 PLACES = ("data.root", "backbone.weights")
 """Images are compared by content, and weights come from the checkpoint."""
@@ -29,6 +30,20 @@ def identity(config: RunConfig) -> dict[str, Any]:
     """
     values = {key: value for key, value in _flat(config.to_dict()).items() if not may_change(key)}
     return {**values, "data.name": config.data.name.partition(":")[0]}
+
+
+def with_newer_defaults(begun: Mapping[str, Any], config: RunConfig) -> dict[str, Any]:
+    """Return the identity of a run as it was written, with the defaults of settings that are newer than the run."""
+    old = {key: _known(key, value, begun) for key, value in config.to_dict().items()}
+    return {**plain_values(identity(parse_config(old))), **begun}
+
+
+def _known(key: str, value: Any, begun: Mapping[str, Any]) -> Any:
+    """Leave out settings that a run's identity ought to have and does not."""
+    if not isinstance(value, Mapping):
+        return value
+    names = {name: f"{key}.{name}" for name in value}
+    return {name: value[name] for name, full in names.items() if full in begun or may_change(full)}
 
 
 def change_config(config: RunConfig, layer: Mapping[str, Any]) -> RunConfig:

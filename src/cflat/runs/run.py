@@ -29,7 +29,7 @@ from cflat.data import (
 from cflat.data.check import require_readable
 from cflat.methods import Method, StreamInfo, create_method
 from cflat.nn.backbone import Backbone, create_backbone
-from cflat.runs.changes import changed_keys, identity
+from cflat.runs.changes import changed_keys, identity, with_newer_defaults
 from cflat.runs.environment import describe_environment
 from cflat.runs.failures import explained
 from cflat.runs.folder import MetricsLog, RunFolder, RunSummary
@@ -286,7 +286,7 @@ def _require_same_run(folder: RunFolder, config: RunConfig) -> None:
             f"The run in {str(folder.path)!r} was begun by another version of cflat, which this one cannot go on from; "
             "start it anew, or finish it with that version."
         )
-    require_same(begun["identity"], plain_values(identity(config)))
+    require_same(with_newer_defaults(begun["identity"], config), plain_values(identity(config)))
 
 
 def _is_content(entry: Path) -> bool:

@@ -144,15 +144,17 @@ class CheckpointStore:
 def require_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Refuse to go on with another run than the one that was begun.
 
+    Settings that are newer than the checkpoint are not compared here.
+
     Args:
-        before: What decides the run, by dotted key, as the checkpoint has it.
+        before: What decides the run, by dotted key, as it was written when the run began.
         now: The same, as it is now.
 
     Raises:
         DataError: Naming the first key that differs.
     """
-    for key in (*before, *now):
-        if before.get(key) != now.get(key):
+    for key in before:
+        if before[key] != now.get(key):
             raise DataError(
                 f"This run was begun with {key} = {before.get(key)!r:.200}, but now it is {now.get(key)!r:.200}: going "
                 "on would mix two runs. Change it back, or start a run of its own."
