@@ -49,7 +49,7 @@ from cflat._errors import CFlatError
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder of all runs, outside the repository")
-    parser.add_argument("--streams", nargs="+", choices=list(STREAMS), default=list(STREAMS))
+    parser.add_argument("--streams", nargs="+", choices=list(STREAMS), default=[s for s in STREAMS if STREAMS[s].seeds])
     parser.add_argument("--rows", nargs="+", choices=list(ROWS), default=list(ROWS))
     parser.add_argument("--trials", type=int, default=8, help="of every row")
     parser.add_argument("--tuning-seeds", type=int, default=1, help="runs of a trial")

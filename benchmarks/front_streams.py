@@ -40,7 +40,7 @@ class Bench:
     radii: tuple[float, float]
     """Radii that are searched, for optimizers whose radius is a length in weight space."""
     seeds: int
-    """Of the final runs."""
+    """Of the final runs; 0 is for streams that are only timed."""
     seconds: float
     """CPU seconds of a plain run."""
     needs: tuple[str, ...] = ()
@@ -186,6 +186,19 @@ STREAMS: dict[str, Bench] = {
         radii=(0.02, 0.4),
         seeds=5,
         seconds=35.0,
+        needs=("data_root",),
+    ),
+    "icarl-resnet18": Bench(
+        "CIFAR-100 at 32 px, ResNet-18 from scratch, iCaRL, augmentation",
+        {
+            **_SCRATCH,
+            "method": {"name": "icarl", "memory_per_class": 5},
+            "backbone": {"name": "resnet18", "weights": "random", "image_size": 32, "inputs": "cifar"},
+        },
+        rates=(0.02, 0.4),
+        radii=(0.02, 0.4),
+        seeds=0,
+        seconds=3000.0,
         needs=("data_root",),
     ),
     # Where flatness is known to help elsewhere: few images, wrong labels, long streams; and domains.
