@@ -20,6 +20,7 @@ from cflat.cli import (
     doctor,
     features,
     listing,
+    plan,
     predict,
     probe,
     report,
@@ -40,6 +41,7 @@ app = typer.Typer(
 Examples:
   cflat demo                what C-Flat and C-Flat Turbo do, on digits, in two minutes
   cflat run --method icarl --data digits --optimizer c_flat_turbo
+  cflat plan --method icarl --data digits --optimizer c_flat_turbo
   cflat compare --method icarl --data digits --optimizers none,c_flat,c_flat_turbo --seeds 0,1,2
   cflat sweep examples/sweep_radius.yaml
   cflat tune --method icarl --data digits --optimizers none,sam,c_flat,c_flat_turbo --trials 8
@@ -57,6 +59,7 @@ Examples:
 for _name, _module in (
     ("demo", demo),
     ("run", run),
+    ("plan", plan),
     ("compare", compare),
     ("sweep", sweep),
     ("tune", tune),

@@ -149,6 +149,13 @@ class Method(nn.Module):
     def finish_task(self, task: Task, extract: Extract) -> None:
         """Do what must happen after training, once: exemplars, class means, merging."""
 
+    def skip_task(self, task: Task) -> None:
+        """Be as large as ``task`` would leave the method, with made-up values; `grow` was called.
+
+        For predictions of what later tasks cost. Whatever makes these slower and is not structure belongs here, such as
+        exemplars; the weights may be on the device ``meta``, where they have no values.
+        """
+
     @abstractmethod
     def predict(self, batch: Batch) -> dict[str, Tensor]:
         """Return scores over all classes seen so far, one tensor (B, classes) for each name in ``scores``.

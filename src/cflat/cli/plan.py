@@ -1,0 +1,124 @@
+"""``cflat plan``: what a run will cost, before it begins."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cflat.cli.options import Config, Data, DataRoot, Json, Method, Overrides, Preset, Weights, chosen_layer
+from cflat.cli.output import console, emit_json, next_command, table
+
+if TYPE_CHECKING:
+    from cflat.config.run_config import RunConfig
+    from cflat.runs.estimate import Estimate
+
+__all__ = ["EXAMPLES", "command"]
+
+EXAMPLES = """\b
+Examples:
+  cflat plan --method icarl --data digits --optimizer c_flat_turbo
+  cflat plan --method ease --data cifar100 --optimizer c_flat --preset cpu --weights vit_tiny.safetensors
+  cflat plan --method memo --data npz:photos.npz --weights timm --budget 120 train.epochs=5 --json
+"""
+
+MANY_TASKS = 12
+
+
+def command(
+    overrides: Overrides = None,
+    method: Method = None,
+    data: Data = None,
+    optimizer: Annotated[str | None, typer.Option("--optimizer", "-o", help="See: cflat list optimizers")] = None,
+    preset: Preset = None,
+    weights: Weights = None,
+    data_root: DataRoot = None,
+    config: Config = None,
+    budget: Annotated[float, typer.Option(help="Seconds to measure; three tasks are measured in any case")] = 30.0,
+    json: Json = False,
+) -> None:
+    """Measure a few steps here, and predict time, memory, arithmetic and disk space of the whole run."""
+    from cflat.config.presets import resolve_config
+    from cflat.runs.estimate import estimate
+
+    layer = chosen_layer(
+        config,
+        overrides,
+        method=method,
+        data=data,
+        data_root=data_root,
+        optimizer=optimizer,
+        weights=weights,
+        preset=preset,
+    )
+    resolved = resolve_config(layer)
+    found = estimate(resolved, budget)
+    if json:
+        emit_json({"config": resolved.to_dict(), **found.to_dict()})
+    else:
+        _show(resolved, found)
+
+
+def _show(config: RunConfig, found: Estimate) -> None:
+    from cflat.config.commands import reproduce_command
+
+    out = console()
+    step = -(-len(found.tasks) // MANY_TASKS)
+    shown = [task for task in found.tasks if task.task % step == 0 or task is found.tasks[-1]]
+    rows = [
+        [
+            str(task.task),
+            str(task.steps),
+            f"{task.evaluations:.0f}",
+            f"{task.flops:.2e}",
+            _time(task.seconds),
+            _size(task.state_bytes),
+        ]
+        for task in shown
+    ]
+    title = f"{config.method.name} on {config.data.name} with {config.optimizer.name}: {len(found.tasks)} tasks"
+    out.print(table(title, ["task", "steps", "evaluations", "FLOPs", "time", "state"], rows))
+    parts = ", ".join(f"{name} {_time(seconds)}" for name, seconds in found.parts.items())
+    measured = ", ".join(map(str, found.measured_tasks))
+    lines = {
+        "training": f"{found.steps} steps, {found.evaluations:.0f} evaluations "
+        f"({found.evaluations_per_step:.2f} per step), {found.flops:.2e} FLOPs",
+        "trained parameters": f"{found.trainable_parameters:,}",
+        "time here": f"{_time(found.seconds)}, as busy as the machine is now; {_time(found.cpu_seconds)} of CPU time",
+        "of that": parts,
+        "memory": f"{_size(found.peak_memory_bytes)} at most, {_size(found.state_bytes)} of it the method's state",
+        "disk": f"{_size(found.checkpoint_bytes)} a checkpoint, {_size(found.folder_bytes)} the run directory, "
+        f"{_size(found.written_bytes)} written in all",
+        "measured": f"a few steps and test images of tasks {measured}",
+    }
+    if found.ranks > 1:
+        lines["ranks"] = f"{found.ranks}; the time does not count what they tell each other"
+    width = max(map(len, lines))
+    for name, text in lines.items():
+        out.print(f"{name:<{width}}  {text}")
+    again = reproduce_command(config)
+    if again is not None:
+        next_command(again)
+
+
+def _time(seconds: float) -> str:
+    """Return a duration for people.
+
+    >>> [_time(seconds) for seconds in (0.26, 75, 7300)]
+    ['0.3 s', '75 s', '2 h 02 min']
+    """
+    if seconds < 600:
+        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min"
+
+
+def _size(num_bytes: float) -> str:
+    """Return a size for people.
+
+    >>> [_size(size) for size in (0, 1500, 3 << 20, 5 << 30)]
+    ['0 KiB', '1 KiB', '3.0 MiB', '5.0 GiB']
+    """
+    if num_bytes < 1 << 20:
+        return f"{num_bytes / 2**10:.0f} KiB"
+    return f"{num_bytes / 2**20:.1f} MiB" if num_bytes < 1 << 30 else f"{num_bytes / 2**30:.1f} GiB"

@@ -1,0 +1,262 @@
+"""What a run will cost, predicted from a few measured steps.
+
+Over all tasks t, with rates r that are measured at some tasks and interpolated between them:
+
+    seconds = start + sum_t  r.border + train_images * r.passes
+                           + sum over phases  steps * r.step + evaluated_images * r.evaluation + images * r.decoding
+                           + new_images * r.first_look + seen_images * r.next_look
+                           + checkpoints * r.saving
+
+Counts are exact but for the evaluations of optimizers that decide by what they see. Beyond the last measured task the
+rates go on as they grew between the last two; the state is counted to the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from cflat.config.run_config import RunConfig
+from cflat.runs.run import assemble, check_devices, evaluated_splits
+from cflat.train import OptimizerChoice, Runtime
+from cflat.train.calibrate import Calibration, PhaseWork, Rates, Times, Work, clock, expected_evaluations
+from cflat.train.checkpoint import KEPT
+from cflat.train.meters import peak_memory_bytes
+
+__all__ = ["Estimate", "TaskEstimate", "estimate", "measured_tasks", "predict"]
+
+BUDGET_SECONDS = 30.0
+"""Measurements end after so long, but not before three tasks are measured."""
+EPOCH_BYTES, TASK_BYTES, SCORE_BYTES = 900, 500, 22
+"""A line of ``metrics.jsonl`` for an epoch, for a task, and what each seen task adds to the latter."""
+
+
+@dataclass(frozen=True)
+class TaskEstimate:
+    """One task of a run that has not begun."""
+
+    task: int
+    steps: int
+    evaluations: float
+    flops: float
+    seconds: float
+    cpu_seconds: float
+    state_bytes: int
+    """Weights and buffers of the method."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The cost of a run that has not begun."""
+
+    tasks: tuple[TaskEstimate, ...]
+    start_seconds: float
+    """Reading the data and building the network."""
+    seconds: float
+    """Wall time on this machine, as busy as it was during the measurements."""
+    cpu_seconds: float
+    parts: dict[str, float]
+    """CPU seconds of training, testing, the borders of tasks, and checkpoints."""
+    steps: int
+    evaluations: float
+    """Forward and backward passes."""
+    evaluations_per_step: float
+    flops: float
+    """Of training, as a run counts them."""
+    test_flops: float
+    peak_memory_bytes: int
+    state_bytes: int
+    """Weights and buffers of the method after the last task."""
+    trainable_parameters: int
+    checkpoint_bytes: int
+    """The last one."""
+    folder_bytes: int
+    """The run directory at the end."""
+    written_bytes: int
+    """Everything that is written to disk on the way."""
+    measured_tasks: tuple[int, ...]
+    ranks: int = 1
+    """Processes that train together; their communication is not counted."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return asdict(self)
+
+
+def estimate(config: RunConfig, budget: float = BUDGET_SECONDS) -> Estimate:
+    """Measure a few steps of a configuration on this machine, and predict the cost of all of it.
+
+    Args:
+        config: What would be run.
+        budget: Seconds after which no further task is measured.
+
+    Raises:
+        ConfigError: If the configuration does not fit the machine or the data.
+        DataError: If data or weights are missing or broken.
+    """
+    one = replace(config.runtime, devices=1, num_nodes=1, strategy="auto")
+    check_devices(one)
+    runtime = Runtime(one)
+    started = clock()
+    parts = assemble(config)
+    parts.stream.fingerprint()
+    start = clock() - started
+    choice = OptimizerChoice(config.optimizer.name, config.optimizer.keywords())
+    works: list[Work] = []
+    rates: list[Rates] = []
+    with TemporaryDirectory(prefix="cflat-plan-") as folder:
+        calibration = Calibration(
+            parts.method,
+            parts.stream,
+            config.base,
+            replace(config.train, checkpoint_minutes=1e6),
+            runtime,
+            choice,
+            parts.inputs,
+            config.seed,
+            evaluated_splits(config),
+            None,  # type: ignore[arg-type]  # has an observer of its own
+            Path(folder),
+            lambda: False,
+            {},
+        )
+        calibration.world_size = config.runtime.devices * config.runtime.num_nodes
+        wanted = measured_tasks(parts.stream.num_tasks)
+        for task in parts.stream.tasks:
+            is_over = len(rates) > 2 and clock()[0] - started[0] > budget
+            if task.index in wanted and not is_over:
+                work, rate = calibration.measure(task)
+                rates.append(rate)
+                peak = peak_memory_bytes()
+            else:
+                if is_over and not calibration.is_abstract:
+                    calibration.make_abstract()
+                work = calibration.pass_over(task)
+            works.append(work)
+    num_tasks = len(works)
+    evaluations = [
+        expected_evaluations(choice, sum(phase.steps for phase in work.phases), work.task, num_tasks) for work in works
+    ]
+    return predict(works, rates, evaluations, start, peak, calibration.world_size, len(parts.method.scores))
+
+
+def measured_tasks(num_tasks: int) -> tuple[int, ...]:
+    """Return the tasks to measure: the first two, the last, and some that lie farther and farther apart.
+
+    >>> measured_tasks(20)
+    (0, 1, 4, 16, 19)
+    """
+    powers = [4**exponent for exponent in range(20)]
+    return tuple(sorted({0, *(task for task in powers if task < num_tasks), num_tasks - 1}))
+
+
+def predict(
+    works: Sequence[Work],
+    rates: Sequence[Rates],
+    evaluations: Sequence[float],
+    start: Times,
+    peak_memory: int = 0,
+    ranks: int = 1,
+    num_scores: int = 1,
+) -> Estimate:
+    """Apply the formula of this module.
+
+    Args:
+        works: What every task does.
+        rates: What it costs, at some tasks in ascending order.
+        evaluations: Evaluations per step, of every task.
+        start: Time to read the data and build the network.
+        peak_memory: Bytes that were used at most, by the end of the last measured task.
+        ranks: Processes that share steps and test images.
+        num_scores: Ways to answer that the method has.
+    """
+    spent = {name: np.zeros(2) for name in ("training", "testing", "borders", "checkpoints")}
+    tasks, written, test_flops = [], 0.0, 0.0
+    for work, per_step in zip(works, evaluations, strict=True):
+        at = _At(rates, work.task)
+        training = sum((_training(phase, per_step, ranks, at) for phase in work.phases), start=np.zeros(2))
+        testing = (
+            work.new_images * at(lambda rate: rate.first_look) + work.seen_images * at(lambda rate: rate.next_look)
+        ) / ranks
+        borders = at(lambda rate: rate.border) + work.train_images * at(lambda rate: rate.passes)
+        num_saved = 1 + sum(phase.steps > 0 for phase in work.phases)
+        checkpoints = num_saved * at(lambda rate: rate.saving)
+        for name, part in zip(spent, (training, testing, borders, checkpoints), strict=True):
+            spent[name] += part
+        steps = sum(phase.steps for phase in work.phases)
+        flops = sum(
+            phase.steps * float(at(_of_phase(phase, "flops_per_step")))
+            + phase.steps * per_step * float(at(_of_phase(phase, "flops_per_evaluation")))
+            for phase in work.phases
+        )
+        seconds, cpu_seconds = (training + testing + borders + checkpoints).tolist()
+        tasks.append(
+            TaskEstimate(work.task, steps, steps * per_step, ranks * flops, seconds, cpu_seconds, work.state_bytes)
+        )
+        overhead = rates[-1].checkpoint_bytes - works[rates[-1].task].state_bytes
+        written += num_saved * (work.state_bytes + overhead)
+        test_flops += (work.new_images + work.seen_images) * float(at(lambda rate: rate.look_flops))
+    last, measured = works[-1], works[rates[-1].task]
+    checkpoint = rates[-1].checkpoint_bytes + last.state_bytes - measured.state_bytes
+    lines = sum(EPOCH_BYTES * sum(phase.epochs for phase in work.phases) for work in works)
+    lines += sum(TASK_BYTES + SCORE_BYTES * num_scores * (work.task + 1) for work in works)
+    seconds, cpu_seconds = (start + sum(spent.values(), start=np.zeros(2))).tolist()
+    steps, passes = sum(task.steps for task in tasks), sum(task.evaluations for task in tasks)
+    return Estimate(
+        tasks=tuple(tasks),
+        start_seconds=float(start[0]),
+        seconds=seconds,
+        cpu_seconds=cpu_seconds,
+        parts={name: float(part[1]) for name, part in spent.items()},
+        steps=steps,
+        evaluations=passes,
+        evaluations_per_step=passes / steps if steps else 0.0,
+        flops=sum(task.flops for task in tasks),
+        test_flops=test_flops,
+        peak_memory_bytes=peak_memory + last.state_bytes - measured.state_bytes if peak_memory else 0,
+        state_bytes=last.state_bytes,
+        trainable_parameters=next((work.trainable for work in reversed(works) if work.phases), 0),
+        checkpoint_bytes=checkpoint,
+        folder_bytes=min(KEPT, sum(1 + len(work.phases) for work in works)) * checkpoint + lines,
+        written_bytes=int(written) + lines,
+        measured_tasks=tuple(rate.task for rate in rates),
+        ranks=ranks,
+    )
+
+
+def _training(phase: PhaseWork, evaluations: float, ranks: int, at: _At) -> Times:
+    """Return the time of one phase."""
+    if phase.steps == 0:
+        return np.zeros(2)
+    images = phase.images / ranks
+    step, evaluation, decoding = (at(_of_phase(phase, name)) for name in ("step", "evaluation", "decoding"))
+    total: Times = phase.steps * step + phase.epochs * images * evaluations * evaluation + images * decoding
+    return total
+
+
+class _At:
+    """Rates at one task: between measured tasks on the line through both, after the last as between the last two."""
+
+    def __init__(self, rates: Sequence[Rates], task: int) -> None:
+        self.rates, self.task = rates, task
+
+    def __call__(self, value: Callable[[Rates], Any]) -> Any:
+        """Return one rate; tasks that do not have it (None) are left out."""
+        known = [(rate.task, np.asarray(value(rate))) for rate in self.rates if value(rate) is not None]
+        later = [pair for pair in known if pair[0] >= self.task]
+        (low, below), (high, above) = known[max(0, len(known) - len(later) - 1)], (later or known)[0]
+        if high > low:
+            return below + (above - below) * ((self.task - low) / (high - low))
+        if self.task == high or len(known) < 3:
+            return above
+        (before, past), (last, present) = known[-2:]
+        return present + np.maximum(present - past, 0) * ((self.task - last) / (last - before))
+
+
+def _of_phase(phase: PhaseWork, name: str) -> Callable[[Rates], Any]:
+    return lambda rate: getattr(rate.phases[phase.name], name) if phase.name in rate.phases else None

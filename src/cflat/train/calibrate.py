@@ -1,0 +1,350 @@
+"""Measure on this machine what the parts of a run cost: a few real steps, a pass over a few images, a checkpoint.
+
+The trainer's own loop is driven through the whole stream, on few images of a few tasks; all other tasks are passed
+over, so that memories, heads and adapters are as large as they would be. What comes out are counts of every task, and
+rates of the measured ones; `cflat.runs.estimate` makes a prediction of them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from cflat.data import Batch, BatchLoader, ImageSet, Task
+from cflat.methods import Phase
+from cflat.optim import SharpnessAware, create_optimizer
+from cflat.train.evaluate import Extractor
+from cflat.train.loop import OptimizerChoice, _Position, _Run
+from cflat.train.meters import count_flops
+from cflat.train.objective import Objective
+from cflat.train.observer import Observer, StepEvent
+
+__all__ = ["Calibration", "PhaseRates", "PhaseWork", "Rates", "Times", "Work", "clock", "expected_evaluations"]
+
+Times: TypeAlias = npt.NDArray[np.float64]
+"""Wall seconds and CPU seconds: beside other jobs, the second is the one that can be trusted."""
+
+NUM_STEPS = 7
+"""Steps of each measured phase; of the first two no time is taken."""
+LEAST_STEPS = 3
+ENOUGH_SECONDS = 3.0
+"""A phase that has taken so long is not measured any further."""
+TOY_STEPS = 300
+
+
+@dataclass(frozen=True)
+class PhaseWork:
+    """What one phase of a task does."""
+
+    name: str
+    epochs: int
+    steps: int
+    """Of all epochs."""
+    images: int
+    """Of one epoch, over all ranks."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a run does in one task, counted and not measured."""
+
+    task: int
+    train_images: int
+    """Of the task alone, without exemplars."""
+    new_images: int
+    """Images to test on that this task brings."""
+    seen_images: int
+    """Those that earlier tasks have brought."""
+    phases: tuple[PhaseWork, ...]
+    state_bytes: int
+    """Weights and buffers."""
+    trainable: int
+    """Parameters trained in the last phase."""
+
+
+@dataclass(frozen=True)
+class PhaseRates:
+    """What a phase costs on this machine."""
+
+    step: Times
+    """Each step, besides its evaluations."""
+    evaluation: Times
+    """Each image of an evaluation."""
+    decoding: Times
+    """What an image takes longer when it is read for the first time."""
+    flops_per_step: float
+    flops_per_evaluation: float
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What the parts of one task cost on this machine."""
+
+    task: int
+    border: Times
+    """Everything at the beginning and the end of task and phases, besides passes over images."""
+    passes: Times
+    """Passes of the method over images at these borders, for each image of the task."""
+    first_look: Times
+    """Answering for an image for the first time."""
+    next_look: Times
+    """Answering for it again in a later task."""
+    saving: Times
+    """Each checkpoint."""
+    checkpoint_bytes: int
+    look_flops: float
+    """Arithmetic of answering for one image."""
+    phases: dict[str, PhaseRates]
+
+
+def clock() -> Times:
+    """Return the present time, with all work of a GPU done."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return np.array([time.perf_counter(), time.process_time()])
+
+
+class Calibration(_Run):
+    """A run that trains a few steps of the tasks it is asked for, and passes over the others."""
+
+    world_size = 1
+    """Ranks that the predicted run has; the measurements are made by one."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.extract = self.few = _FewImages(self.method, self.inputs.eval, self.eval_batch_size, self.runtime)
+        self.observer = self.recorded = _Steps()
+        self.is_abstract = False
+
+    def pass_over(self, task: Task) -> Work:
+        """Count what a task does, and leave the method as large as it would be after it."""
+        if self.is_abstract:
+            with torch.device("meta"):
+                self.method.grow(task)
+        else:
+            self._grow(task)
+        work = self._count(task)
+        self.method.skip_task(task)
+        return work
+
+    def make_abstract(self) -> None:
+        """Give up all values: from here on tasks can only be passed over, and take no memory."""
+        self.method.to("meta")
+        self.is_abstract = True
+
+    def measure(self, task: Task) -> tuple[Work, Rates]:
+        """Count what a task does, do a little of it, and return what that cost."""
+        self.position, self.is_grown = _Position(task.index), False
+        started = clock()
+        self.few.passes, self.few.spent = np.zeros(2), np.zeros(2)
+        self.start_task(task)
+        elapsed = clock() - started
+        work = self._count(task)
+        phases = {}
+        for index, phase in enumerate(self.method.phases(task)):
+            self.position = _Position(task.index, index)
+            phases[phase.name], outside = self._measure_phase(task, phase)
+            elapsed = elapsed + outside
+        started = clock()
+        self.method.eval()
+        self.method.finish_task(task, self.extract)
+        elapsed = elapsed + clock() - started
+        first_look, next_look, look_flops = self._measure_looks(task)
+        started = clock()
+        self.position = _Position(task.index + 1)
+        self._save()
+        saving = clock() - started
+        return work, Rates(
+            task.index,
+            np.maximum(elapsed - self.few.spent, 0),
+            self.few.passes / max(1, len(task.train)),
+            first_look,
+            next_look,
+            saving,
+            0 if self.store is None or self.store.newest is None else self.store.newest.stat().st_size,
+            look_flops,
+            phases,
+        )
+
+    # -- counts -------------------------------------------------------------------------------------------------
+
+    def _count(self, task: Task) -> Work:
+        phases, groups = [], []
+        for phase in self.method.phases(task):
+            loader = super()._train_loader(task, phase)
+            loader.world_size = self.world_size
+            epochs = super()._num_epochs(task, phase)
+            phases.append(PhaseWork(phase.name, epochs, epochs * len(loader), len(loader.images)))
+            groups = self.method.param_groups(task, phase)
+        new = [len(task.images(split)) for split in self.splits]
+        seen = [len(before.images(split)) for split in self.splits for before in self.stream.tasks[: task.index]]
+        state = [value for value in self.method.state_dict().values() if isinstance(value, Tensor)]
+        return Work(
+            task.index,
+            len(task.train),
+            sum(new),
+            sum(seen),
+            tuple(phases),
+            sum(value.numel() * value.element_size() for value in state),
+            sum(parameter.numel() for group in groups for parameter in group.params),
+        )
+
+    # -- measurements -------------------------------------------------------------------------------------------
+
+    def _num_epochs(self, task: Task, phase: Phase) -> int:
+        return -(-NUM_STEPS // len(self._train_loader(task, phase)))
+
+    def _train_loader(self, task: Task, phase: Phase) -> BatchLoader:
+        loader = super()._train_loader(task, phase)
+        few = min(len(loader.images), NUM_STEPS * loader.batch_size)
+        chosen = np.linspace(0, len(loader.images) - 1, few).astype(np.int64)
+        return _Impatient.of(loader, loader.images.select(chosen))
+
+    def _measure_phase(self, task: Task, phase: Phase) -> tuple[PhaseRates, Times]:
+        """Train a few steps; return their rates, and the time spent around them."""
+        loader = self._train_loader(task, phase)
+        first, again = _elapsed(lambda: next(loader.epoch(0))), _elapsed(lambda: next(loader.epoch(0)))
+        decoding = np.maximum(first - again, 0)
+        flops_before = self.meter.flops
+        started = clock()
+        self.train_phase(task, phase)
+        elapsed = clock() - started
+        steps = self.recorded
+        outside = elapsed - steps.spent
+        evaluation, batch = steps.evaluation, min(loader.batch_size, len(loader.images))
+        step = np.median([spent - count * evaluation for spent, count in steps.durations], axis=0) - decoding
+        rates = PhaseRates(
+            np.maximum(step, 0),
+            evaluation / batch,
+            decoding / batch,
+            steps.flops_per_step,
+            steps.flops_per_evaluation,
+        )
+        self.meter.flops = flops_before
+        return rates, np.maximum(outside, 0)
+
+    def _inspect_first_batch(self, objective: Objective, batch: Any) -> tuple[float, float]:
+        flops = super()._inspect_first_batch(objective, batch)
+        self.recorded.flops_per_step, self.recorded.flops_per_evaluation = flops
+        return flops
+
+    @torch.no_grad()
+    def _measure_looks(self, task: Task) -> tuple[Times, Times, float]:
+        """Answer for one batch twice; return what one image takes, first and later, and its arithmetic."""
+        self.method.eval()
+        images = task.images(self.splits[0])
+        few = images.select(np.argsort(images.labels, kind="stable")[: self.eval_batch_size])
+        loader = BatchLoader(few, self.inputs.eval, self.eval_batch_size, shuffle=False, device=self.runtime.device)
+
+        def look() -> None:
+            for batch in loader:
+                with self.runtime.autocast():
+                    for scores in self.method.predict(batch.without_labels()).values():
+                        scores.argmax(dim=1)
+
+        first, again = _elapsed(look), np.min([_elapsed(look), _elapsed(look)], axis=0)
+        return first / len(few), again / len(few), count_flops(look) / len(few)
+
+
+class _FewImages(Extractor):
+    """Apply a function to one batch of a set, repeat its outputs for all others, and say what all would have cost."""
+
+    passes: Times
+    spent: Times
+
+    def __call__(self, images: ImageSet, function: Callable[[Tensor], Tensor]) -> Tensor:
+        few = images.select(np.arange(min(len(images), self.batch_size)))
+        started = clock()
+        outputs = super().__call__(few, function)
+        spent = clock() - started
+        self.spent = self.spent + spent
+        self.passes = self.passes + spent * (len(images) / len(few))
+        return outputs[torch.arange(len(images), device=outputs.device) % len(few)]
+
+
+class _Steps(Observer):
+    """Take the times of steps: of the first two none, since one is inspected and one evaluated apart."""
+
+    flops_per_step = flops_per_evaluation = 0.0
+
+    def on_phase_start(self, optimizer: SharpnessAware, network: nn.Module) -> None:
+        self.durations: list[tuple[Times, int]] = []
+        self.evaluation, self.spent = np.zeros(2), np.zeros(2)
+        self._num_begun = 0
+        self._mark = clock()
+
+    def on_step_start(self, epoch: int, objective: Objective, batch: Batch) -> None:
+        self._num_begun += 1
+        if self._num_begun == 2:
+            started = clock()
+            closure = objective.closure(batch)
+            self.evaluation = np.min([_elapsed(closure) for _ in range(3)], axis=0)
+            objective.method.network.zero_grad()
+            self.spent = self.spent + clock() - started
+
+    def on_step(self, event: StepEvent) -> None:
+        now = clock()
+        if self._num_begun > 2:
+            self.durations.append((now - self._mark, event.evaluations))
+            self.spent = self.spent + now - self._mark
+        self._mark = now
+
+
+class _Impatient(BatchLoader):
+    """Load batches until the measurements have taken long enough, but at least those that they need."""
+
+    num_loaded = 0
+
+    def epoch(self, index: int, start_step: int = 0) -> Iterator[Batch]:
+        """Yield the batches of an epoch until it is enough."""
+        for batch in super().epoch(index, start_step):
+            if self.num_loaded > LEAST_STEPS and time.perf_counter() - self.started > ENOUGH_SECONDS:
+                return
+            self.num_loaded += 1
+            yield batch
+
+    @classmethod
+    def of(cls, loader: BatchLoader, images: ImageSet) -> _Impatient:
+        """Return a loader of other images that is otherwise the same."""
+        made = cls.__new__(cls)
+        made.__dict__ = {**vars(loader), "images": images, "started": time.perf_counter()}
+        return made
+
+    started: float
+
+
+def expected_evaluations(choice: OptimizerChoice, steps: int, task: int, num_tasks: int) -> float:
+    """Return the evaluations per step that an optimizer takes by its rules, over so many steps of a task.
+
+    It steps through a small regression: schedules and coins fall as in the real run, and rules that look at gradients
+    see noisy ones.
+    """
+    generator = torch.Generator().manual_seed(task)
+    weight = nn.Parameter(torch.randn(8, 2, generator=generator))
+    optimizer = create_optimizer(choice.name, torch.optim.SGD([weight], lr=0.05), **choice.settings)
+    optimizer.start_task(task, num_tasks)
+    target = torch.randn(8, 2, generator=generator)
+    for _ in range(min(max(1, steps), TOY_STEPS)):
+        inputs = torch.randn(16, 8, generator=generator)
+        outputs = inputs @ target + torch.randn(16, 2, generator=generator)
+
+        def closure(inputs: Tensor = inputs, outputs: Tensor = outputs) -> Tensor:
+            loss = (inputs @ weight - outputs).square().mean()
+            loss.backward()  # type: ignore[no-untyped-call]
+            return loss.detach()
+
+        optimizer.step(closure)
+    return optimizer.telemetry.evaluations_per_step
+
+
+def _elapsed(function: Callable[[], object]) -> Times:
+    started = clock()
+    function()
+    return clock() - started
