@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from cflat._settings import Count, CountOrZero, Fraction, Pixels, settings_class
+from cflat._settings import Count, CountOrZero, Flag, Fraction, Pixels, settings_class
 from cflat.data.stream import DomainLabels, Scenario
 
 __all__ = ["BackboneSettings", "DataSettings", "StreamSettings"]
@@ -26,6 +26,9 @@ class BackboneSettings:
     """Input recipe: crops, augmentation and normalisation; normalize: timm or pilot is short for that recipe."""
     drop_path_rate: Fraction = 0.0
     """Stochastic depth, in [0, 1)."""
+    checkpointing: Flag = False
+    """Keep the inputs of the blocks of a ViT or ResNet for the backward pass and compute the rest again: less memory,
+    a third more time, the same gradients."""
     width: Annotated[Count, Field(le=1 << 20)] | None = None
     """Units of each hidden layer of mlp; null takes 256."""
     depth: Annotated[Count, Field(le=1000)] | None = None

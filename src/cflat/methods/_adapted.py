@@ -57,10 +57,9 @@ class AdaptedClassifier(nn.Module):
         """Return features (B, D); what `stem` returns may be given if it is known already."""
         if attended is None or mixed is None:
             attended, mixed = self.stem(images).values()
-        adapters, last = list(self.adapters), vit_of(self.backbone).blocks[-1]
-        tokens = run_blocks(self.backbone, mixed + adapters[0](attended), 1, -1, adapters=adapters)
-        attended = attend(last, tokens, num_queries=num_read(self.backbone))
-        return pool(self.backbone, mix(last, attended) + adapters[-1](attended))
+        adapters, num_outputs = list(self.adapters), num_read(self.backbone)
+        tokens = mixed + adapters[0](attended)
+        return pool(self.backbone, run_blocks(self.backbone, tokens, 1, adapters=adapters, num_outputs=num_outputs))
 
     def forward(self, images: Tensor, attended: Tensor | None = None, mixed: Tensor | None = None) -> Tensor:
         """Return logits (B, num_classes)."""

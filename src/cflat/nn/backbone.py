@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from cflat._errors import DataError, check
 from cflat._lazy import LazyModule
 from cflat._registry import Registry
+from cflat.nn.recompute import recompute_blocks_
 from cflat.nn.small import ResNet8, ResNet32, SmallCNN
 from cflat.nn.vectors import MLP, Identity
 from cflat.nn.weights import load_weights_
@@ -105,6 +106,7 @@ def create_backbone(
     drop_path_rate: float = 0.0,
     width: int | None = None,
     depth: int | None = None,
+    checkpointing: bool = False,
     is_filled_later: bool = False,
 ) -> Backbone:
     """Create a backbone by name; `list_backbones` has the names, ``timm:NAME`` is any other timm model.
@@ -118,6 +120,7 @@ def create_backbone(
         drop_path_rate: Stochastic depth of the residual blocks, in [0, 1). timm models only.
         width: Units of each hidden layer of ``mlp``; `None` takes 256.
         depth: Hidden layers of ``mlp``; `None` takes 2.
+        checkpointing: Keep the inputs of its blocks alone for the backward pass and compute the rest again there.
         is_filled_later: Whether the caller loads trained weights himself: no warning about random ones then.
 
     Raises:
@@ -151,6 +154,8 @@ def create_backbone(
         )
     elif weights is not None and not is_pretrained:
         load_weights_(backbone.model, weights)
+    if checkpointing:
+        _forget_activations_(backbone)
     return backbone
 
 
@@ -190,6 +195,16 @@ def _from_timm(
         patch = model.patch_embed.patch_size[0]
         raise ValueError(f"image_size must be a multiple of {name}'s patch size {patch}, got {size}.")
     return Backbone(model, name=name, image_size=size, num_channels=num_channels, mean=config.mean, std=config.std)
+
+
+def _forget_activations_(backbone: Backbone) -> None:
+    """Let the blocks of a ViT or a ResNet compute their activations again in the backward pass."""
+    if backbone.family == "other":
+        raise ValueError(
+            f"backbone.checkpointing is for the blocks of ViTs and ResNets, {backbone.name} has none; leave it out."
+        )
+    stages = (getattr(backbone.model, name, ()) for name in ("blocks", "layer1", "layer2", "layer3", "layer4"))
+    recompute_blocks_(block for stage in stages for block in stage)
 
 
 def _family(model: nn.Module) -> Family:

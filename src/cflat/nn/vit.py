@@ -9,6 +9,7 @@ keys and values are not reachable from outside.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -17,6 +18,7 @@ from torch.nn import functional
 
 from cflat._lazy import LazyModule
 from cflat.nn.backbone import Backbone
+from cflat.nn.recompute import recomputed
 
 if TYPE_CHECKING:
     from timm.layers.attention import Attention
@@ -100,12 +102,18 @@ def run_blocks(
         if adapter is None and prefix is None and wanted is None and not is_attended:
             tokens = blocks[index](tokens)
             continue
-        attended = tokens[:, :wanted] if is_attended else attend(blocks[index], tokens, prefix, num_queries=wanted)
-        tokens = mix(blocks[index], attended)
-        if adapter is not None:
-            tokens = tokens + adapter(attended)
+        run = partial(_run_block, blocks[index], adapter, prefix, wanted, is_attended)
+        tokens = recomputed(blocks[index], run, tokens)
         is_attended = False
     return tokens
+
+
+def _run_block(
+    block: Any, adapter: nn.Module | None, prefix: Prefix | None, wanted: int | None, is_attended: bool, tokens: Tensor
+) -> Tensor:
+    attended = tokens[:, :wanted] if is_attended else attend(block, tokens, prefix, num_queries=wanted)
+    mixed = mix(block, attended)
+    return mixed if adapter is None else mixed + adapter(attended)
 
 
 def num_read(backbone: Backbone) -> int | None:

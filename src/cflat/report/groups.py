@@ -23,6 +23,7 @@ __all__ = ["Group", "differing_keys", "flat_settings", "group_records", "plain_t
 _APART = (
     "preset",
     "data.root",
+    "backbone.checkpointing",
     "runtime.threads",
     "runtime.prefetch",
     "train.checkpoint_minutes",

@@ -52,7 +52,7 @@ def _sentence(error: Exception, config: RunConfig) -> tuple[type[ConfigError], s
     if isinstance(error, MemoryError) or any(words in text.lower() for words in NO_MEMORY):
         return ConfigError, (
             "The run needs more memory than there is; lower train.batch_size (with train.accumulate raised as much, "
-            "steps stay what they are) or backbone.image_size."
+            "steps stay what they are) or backbone.image_size, or set backbone.checkpointing=true."
         )
     is_numeric = isinstance(error, np.linalg.LinAlgError | torch.linalg.LinAlgError | ArithmeticError)  # type: ignore[attr-defined]
     if is_numeric or (isinstance(error, ValueError | RuntimeError) and _speaks_of(NOT_FINITE, text)):

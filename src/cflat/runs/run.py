@@ -348,6 +348,7 @@ def make_backbone(
         image_size=settings.image_size if vector_size is None else 1,
         num_channels=3 if vector_size is None else vector_size,
         drop_path_rate=settings.drop_path_rate,
+        checkpointing=settings.checkpointing,
         width=settings.width,
         depth=settings.depth,
         is_filled_later=is_filled_later,
