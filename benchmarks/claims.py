@@ -584,8 +584,8 @@ def overview(findings: Mapping[str, Finding], streams: Iterable[str]) -> str:
     counts = {verdict: sum(f.verdict == verdict for f in findings.values()) for verdict in (HOLDS, FAILS, UNTESTED)}
     lines = ["# The paper's claims, one by one", ""]
     lines += [
-        f"Of {len(findings)} claims {counts[HOLDS]} hold here, {counts[FAILS]} do not, and {counts[UNTESTED]} could not "
-        "be tested. Small networks and few images on two CPU cores: a verdict is about these settings.",
+        f"Of {len(findings)} claims {counts[HOLDS]} hold here, {counts[FAILS]} do not, and {counts[UNTESTED]} could "
+        "not be tested. Small networks and few images on two CPU cores: a verdict is about these settings.",
         "",
     ]
     lines += ["| claim | verdict | why |", "|---|---|---|"]
