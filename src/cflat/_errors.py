@@ -9,7 +9,16 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["CFlatError", "ClosureError", "ConfigError", "DataError", "check", "shortened"]
+__all__ = [
+    "CFlatError",
+    "ClosureError",
+    "ConfigError",
+    "DataError",
+    "OtherRankFailed",
+    "RankLost",
+    "check",
+    "shortened",
+]
 
 MAX_MESSAGE = 2000
 """Characters of a message; what a user typed or a file holds may be longer and is then cut in the middle."""
@@ -40,6 +49,14 @@ class ConfigError(CFlatError):
 
 class DataError(CFlatError):
     """Files on disk are missing, broken or laid out differently from what was promised."""
+
+
+class OtherRankFailed(CFlatError):
+    """Another of the processes that train together cannot go on, and has said why."""
+
+
+class RankLost(CFlatError):
+    """Another of the processes that train together has ended, or does not answer."""
 
 
 class ClosureError(CFlatError, RuntimeError):

@@ -241,22 +241,22 @@ def loader(num_images: int, batch_size: int, **options: int | bool) -> BatchLoad
 
 
 def test_a_last_batch_of_one_joins_the_one_before() -> None:
-    joined, apart = loader(17, 8, joins_last=True), loader(17, 8)
+    joined, apart = loader(17, 8, least_last=2), loader(17, 8)
     assert [len(batch) for batch in apart] == [8, 8, 1]
     assert [len(batch) for batch in joined] == [8, 9]
     assert len(joined) == 2
     together = torch.cat([batch.rows for batch in joined])
     assert torch.equal(together, torch.cat([batch.rows for batch in apart]))
     assert [len(batch) for batch in joined.epoch(0, start_step=1)] == [9]
-    assert [len(batch) for batch in loader(1, 8, joins_last=True)] == [1]  # nothing to join
+    assert [len(batch) for batch in loader(1, 8, least_last=2)] == [1]  # nothing to join
     for count in (16, 18, 23):  # no batch of one: the same, image by image
-        pairs = zip(loader(count, 8, joins_last=True), loader(count, 8), strict=True)
+        pairs = zip(loader(count, 8, least_last=2), loader(count, 8), strict=True)
         assert all(torch.equal(one.images, other.images) for one, other in pairs)
 
 
 @pytest.mark.parametrize("rest", [1, 2, 3])
 def test_no_rank_is_left_with_one_image(rest: int) -> None:
-    ranks = [loader(16 + rest, 4, joins_last=True, rank=rank, world_size=2) for rank in range(2)]
+    ranks = [loader(16 + rest, 8, least_last=4, rank=rank, world_size=2) for rank in range(2)]
     sizes = [[len(batch) for batch in one] for one in ranks]
     assert min(min(one) for one in sizes) >= 4
     assert len(sizes[0]) == len(sizes[1]) == 2

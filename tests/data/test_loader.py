@@ -74,43 +74,46 @@ def test_global_generators_are_neither_read_nor_advanced():
 
 
 @settings(deadline=None, max_examples=60)
-@given(count=st.integers(1, 40), batch_size=st.integers(1, 5), world_size=st.integers(1, 4))
-def test_test_ranks_cover_every_image_exactly_once(count, batch_size, world_size):
-    images = image_set(np.zeros(count))
-    loaders = [
-        BatchLoader(images, PLAIN, batch_size, shuffle=False, rank=rank, world_size=world_size)
-        for rank in range(world_size)
-    ]
-    batches = [list(loader.epoch(0)) for loader in loaders]
-    assert [len(loader) for loader in loaders] == [len(part) for part in batches]
-    assert all(len(batch) > 0 for part in batches for batch in part)
-    rows = [row for part in batches for batch in part for row in batch.rows.tolist()]
-    assert sorted(rows) == list(range(count))
-
-
-@settings(deadline=None, max_examples=60)
-@given(count=st.integers(1, 40), batch_size=st.integers(1, 5), world_size=st.integers(1, 4))
-def test_training_ranks_keep_step_and_cover_every_image(count, batch_size, world_size):
+@given(count=st.integers(1, 40), batch_size=st.integers(1, 9), world_size=st.integers(1, 4), shuffle=st.booleans())
+def test_ranks_keep_step_and_see_every_image_exactly_once(count, batch_size, world_size, shuffle):
     images = image_set(np.zeros(count))
     parts = [
-        list(BatchLoader(images, RANDOM, batch_size, shuffle=True, rank=rank, world_size=world_size).epoch(1))
+        list(BatchLoader(images, RANDOM, batch_size, shuffle=shuffle, rank=rank, world_size=world_size).epoch(1))
         for rank in range(world_size)
     ]
-    assert len({len(part) for part in parts}) == 1
+    assert {len(part) for part in parts} == {-(-count // batch_size)}
     assert all(len(batch) > 0 for part in parts for batch in part)
-    rows = [row for part in parts for batch in part for row in batch.rows.tolist()]
-    assert set(rows) == set(range(count))
-    assert len(rows) - count < world_size  # only the top-up of a last step with fewer images than ranks
+    rows = [row for part in parts for batch in part if not batch.is_filler for row in batch.rows.tolist()]
+    assert sorted(rows) == list(range(count))
+    for step in zip(*parts, strict=True):
+        assert sum(batch.share for batch in step) == pytest.approx(1)
+        assert {batch.total for batch in step} == {sum(len(batch) for batch in step if not batch.is_filler)}
 
 
-def test_two_ranks_see_the_images_of_one_rank_with_twice_the_batch():
+def test_a_rank_without_images_has_a_filler_of_the_same_step():
+    ranks = [
+        list(BatchLoader(image_set([0] * 5), PLAIN, 4, shuffle=True, rank=r, world_size=3).epoch(0)) for r in range(3)
+    ]
+    assert [[batch.is_filler for batch in rank] for rank in ranks] == [[False, False], [False, True], [False, True]]
+    assert equal(ranks[1][1], ranks[0][1])
+    assert [rank[1].share for rank in ranks] == [1, 0, 0]
+
+
+def test_two_ranks_share_the_images_of_one():
     images = image_set(np.arange(22) % 4)
     single = list(BatchLoader(images, RANDOM, 8, shuffle=True, seed=3).epoch(2))
-    pair = [list(BatchLoader(images, RANDOM, 4, shuffle=True, seed=3, rank=r, world_size=2).epoch(2)) for r in (0, 1)]
+    pair = [list(BatchLoader(images, RANDOM, 8, shuffle=True, seed=3, rank=r, world_size=2).epoch(2)) for r in (0, 1)]
     for step, batch in enumerate(single):
         for rank in (0, 1):
             share = Batch(batch.images[rank::2], batch.labels[rank::2], batch.rows[rank::2])
             assert equal(pair[rank][step], share)
+
+
+def test_whole_batches_can_be_taken_in_turns():
+    loader = BatchLoader(image_set(np.zeros(22)), PLAIN, 4, shuffle=False)
+    turns = [[batch.rows.tolist() for batch in loader.epoch(0, rank, every=4)] for rank in range(4)]
+    whole = [batch.rows.tolist() for batch in loader]
+    assert turns == [whole[0::4], whole[1::4], whole[2::4], whole[3::4]]
 
 
 def test_drop_last_leaves_out_the_short_step():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from typing import Annotated
 import typer
 
 import cflat
-from cflat._errors import CFlatError, ConfigError, shortened
+from cflat._errors import CFlatError, ConfigError, OtherRankFailed, shortened
 from cflat._plugins import load_plugins
 from cflat.cli import (
     analyze,
@@ -29,6 +30,7 @@ from cflat.cli import (
     sweep,
     tune,
 )
+from cflat.cli.output import is_main_process, let_main_speak, own_rank
 
 __all__ = ["app", "run_app"]
 
@@ -84,6 +86,7 @@ def _tell_version(is_asked: bool) -> None:
 
 @app.callback()
 def _options(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Show the version, then stop")
     ] = False,
@@ -94,6 +97,11 @@ def _options(
     ] = None,
 ) -> None:
     """Take what stands before the command; `run_app` has read it already."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and context.invoked_subcommand != "run":
+        raise ConfigError(
+            f"Several ranks carry out one training: of the commands only 'cflat run' can be started by torchrun, not "
+            f"{context.invoked_subcommand!r}."
+        )
 
 
 def run_app(arguments: Sequence[str] | None = None) -> int:
@@ -103,44 +111,47 @@ def run_app(arguments: Sequence[str] | None = None) -> int:
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     words = [word for word in given if word != DEBUG]
+    told = ""
     try:
         # Not standalone: what is wrong with an option is told here, like everything else, and cut if it is long.
         code = app(args=_without_plugins(words), prog_name="cflat", standalone_mode=False)
-        return code if isinstance(code, int) else 0
+        code = code if isinstance(code, int) else 0
     except SystemExit as end:
-        return end.code if isinstance(end.code, int) else int(end.code is not None)
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
     except Exception as error:
         if len(words) < len(given):
             traceback.print_exc()
-        return _tell(error)
+        told, code = _explain(error)
+        if isinstance(error, OtherRankFailed) and not is_main_process():
+            told = ""
+    if code and not is_main_process():
+        told = "" if let_main_speak() else told and f"rank {own_rank()}: {told}"
+    if told:
+        print(told, file=sys.stderr)
+    return code
 
 
-def _tell(error: Exception) -> int:
-    """Say in a sentence what went wrong; return the exit code, 1 for what nobody foresaw."""
+def _explain(error: Exception) -> tuple[str, int]:
+    """Return a sentence on what went wrong and the exit code, 1 for what nobody foresaw."""
     usage = getattr(error, "format_message", None)  # an error of the command line itself; its class is typer's own
     if usage is not None:
         context = getattr(error, "ctx", None)
+        help_text = ""
         if context is not None:
-            print(f"{context.get_usage()}\nTry '{context.command_path} --help' for help.\n", file=sys.stderr)
-        print(f"Error: {shortened(usage())}", file=sys.stderr)
-        return int(getattr(error, "exit_code", 2))
+            help_text = f"{context.get_usage()}\nTry '{context.command_path} --help' for help.\n\n"
+        return f"{help_text}Error: {shortened(usage())}", int(getattr(error, "exit_code", 2))
     if isinstance(error, CFlatError):
-        print(f"cflat: {error}", file=sys.stderr)
-        return 2
+        return f"cflat: {error}", 2
     if isinstance(error, OSError):
         where = f"{str(error.filename)!r}: " if error.filename is not None else ""
-        print(f"cflat: {shortened(f'{where}{error.strerror or error}')}.", file=sys.stderr)
-        return 2
+        return f"cflat: {shortened(f'{where}{error.strerror or error}')}.", 2
     if isinstance(error, MemoryError):
-        print("cflat: There is not enough memory for this.", file=sys.stderr)
-        return 2
+        return "cflat: There is not enough memory for this.", 2
     text = shortened(" ".join(str(error).split()))
-    print(
+    return (
         f"cflat: Unexpected {type(error).__name__}: {text.rstrip('.')}. This should not happen; the same command with "
-        f"{DEBUG} shows where it comes from.",
-        file=sys.stderr,
-    )
-    return 1
+        f"{DEBUG} shows where it comes from."
+    ), 1
 
 
 def _without_plugins(words: list[str]) -> list[str]:

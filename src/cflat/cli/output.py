@@ -7,6 +7,7 @@ import math
 import os
 import shlex
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -24,8 +25,10 @@ __all__ = [
     "console",
     "emit_json",
     "is_main_process",
+    "let_main_speak",
     "next_command",
     "note",
+    "own_rank",
     "percent",
     "spread_cells",
     "table",
@@ -33,6 +36,8 @@ __all__ = [
 ]
 
 STANDARD_ERROR = 2
+PATIENCE_SECONDS = 20.0
+POLL_SECONDS = 0.1
 PLAIN_WIDTH = 200
 """Columns for output into a file or pipe: tables are not folded there."""
 
@@ -48,8 +53,9 @@ def console() -> Console:
 
 
 def note(text: str) -> None:
-    """Tell a person something that is no result; goes to standard error, so that pipes stay clean."""
-    print(text, file=sys.stderr, flush=True)
+    """Tell a person something that is no result, once for all ranks; goes to standard error: pipes stay clean."""
+    if is_main_process():
+        print(text, file=sys.stderr, flush=True)
 
 
 def tell_stopping() -> None:
@@ -58,13 +64,34 @@ def tell_stopping() -> None:
     Called by a signal handler, which may have interrupted somebody who is printing: Python's files refuse to be entered
     twice, so this writes to the descriptor itself.
     """
+    if not is_main_process():
+        return
     with suppress(OSError):
         os.write(STANDARD_ERROR, b"Stopping at the next step or batch; press Ctrl-C again to end at once.\n")
 
 
+def own_rank() -> int:
+    """Return which of the processes that train together this is, as its launcher has told it; 0 if it is alone."""
+    rank = os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0"))
+    return int(rank) if rank.isdecimal() else 0
+
+
 def is_main_process() -> bool:
     """Whether this process may print: the only one, or the first of those that train together."""
-    return os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) == "0"
+    return own_rank() == 0
+
+
+def let_main_speak() -> bool:
+    """Wait for the first rank to say why all of them end, and for its launcher to end this one; False if it does not.
+
+    A launcher that sees one rank fail ends the others, so the first one must not be overtaken.
+    """
+    launcher, end = os.getppid(), time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < end:
+        time.sleep(POLL_SECONDS)
+        if os.getppid() != launcher:
+            return True
+    return False
 
 
 def emit_json(values: Any) -> None:

@@ -152,5 +152,5 @@ def _check_runtime(runtime: RuntimeSettings) -> None:
             )
     if runtime.precision == "16" and runtime.accelerator == "cpu":
         raise ConfigError("runtime.precision 16 needs a GPU; use 32 or bf16 on a CPU.")
-    if runtime.accelerator == "mps" and runtime.devices * runtime.num_nodes > 1:
+    if runtime.accelerator == "mps" and runtime.num_ranks > 1:
         raise ConfigError("runtime.accelerator 'mps' has one device; set runtime.devices=1.")

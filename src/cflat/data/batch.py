@@ -28,6 +28,15 @@ class Batch:
     """Row of each image in its dataset split, int64, (B,): the key of per-image caches."""
     extras: Mapping[str, Tensor] = field(default_factory=dict)
     """What ``Method.prepare`` added, each with a row for every image: teacher logits, query features, ..."""
+    total: int | None = None
+    """Images of the whole step, where several ranks share it; None: these are all."""
+    is_filler: bool = False
+    """Whether this rank has no image of the step: it keeps step with another's, which counts for nothing."""
+
+    @property
+    def share(self) -> float:
+        """The part of the step's images that are in this batch; the shares of all ranks add up to 1."""
+        return 0.0 if self.is_filler else 1.0 if self.total is None else len(self) / self.total
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -61,9 +70,10 @@ class Batch:
 
     def to(self, device: torch.device | str) -> Batch:
         """Return the batch with every tensor on ``device``; copies from pinned memory do not block."""
-        return Batch(
-            self.images.to(device, non_blocking=True),
-            self.labels.to(device, non_blocking=True),
-            self.rows.to(device, non_blocking=True),
-            {name: value.to(device, non_blocking=True) for name, value in self.extras.items()},
+        return replace(
+            self,
+            images=self.images.to(device, non_blocking=True),
+            labels=self.labels.to(device, non_blocking=True),
+            rows=self.rows.to(device, non_blocking=True),
+            extras={name: value.to(device, non_blocking=True) for name, value in self.extras.items()},
         )

@@ -39,23 +39,21 @@ def _tell_of_joining() -> None:
 class BatchLoader:
     """Yield transformed batches of an image set.
 
-    Step s of W ranks covers ``batch_size * W`` images, and each rank takes every W-th of them. A training
-    epoch whose last step has fewer images than ranks repeats images from its start, so that all ranks take
-    part in every step; a test epoch reads every image exactly once, and a rank left without images has a
-    step less.
+    Every step covers ``batch_size`` images, whatever the number of ranks, and rank r of W takes its images r, r + W,
+    r + 2 W, ... No image is left out or repeated: a rank that has none in a step, because there are fewer than ranks,
+    gets one that is marked as a filler, so that all ranks take part in every step.
 
     Args:
         images: What to load.
         transform: Applied to whole batches.
-        batch_size: Images per step and rank.
+        batch_size: Images per step, on all ranks together.
         shuffle: A new random order for each epoch (training), or the order of the set (testing).
         seed: Seed of order and augmentation.
         task: Index of the task, so that tasks are not augmented alike.
         drop_last: Leave out a last step that is not full.
-        joins_last: Let a last step that would give some rank a single image join the step before it: BatchNorm cannot
-            learn from one image.
+        least_last: A last step with fewer images than this joins the step before it: BatchNorm cannot learn from one.
         rank: Which of the ``world_size`` processes this is.
-        world_size: Number of processes that share each epoch.
+        world_size: Number of processes that share each step.
         device: Where batches are transformed and end up.
         prefetch: Batches to prepare ahead on a background thread; 0 prepares them in the calling thread.
     """
@@ -70,7 +68,7 @@ class BatchLoader:
         seed: int = 0,
         task: int = 0,
         drop_last: bool = False,
-        joins_last: bool = False,
+        least_last: int = 1,
         rank: int = 0,
         world_size: int = 1,
         device: torch.device | str = "cpu",
@@ -90,7 +88,7 @@ class BatchLoader:
         self.seed = seed
         self.task = task
         self.drop_last = drop_last
-        self.joins_last = joins_last
+        self.least_last = least_last
         self.rank = rank
         self.world_size = world_size
         self.device = torch.device(device)
@@ -99,28 +97,25 @@ class BatchLoader:
             _tell_of_joining()
 
     def __len__(self) -> int:
-        """Return the steps per epoch of this rank."""
-        full, rest = divmod(len(self.images), self.batch_size * self.world_size)
-        if self.has_joined:
-            return full
-        takes_rest = rest > 0 and not self.drop_last and (self.shuffle or rest > self.rank)
-        return full + int(takes_rest)
+        """Return the steps per epoch, which are the same for all ranks."""
+        full, rest = divmod(len(self.images), self.batch_size)
+        return full + int(rest > 0 and not self.drop_last and not self.has_joined)
 
     @property
     def has_joined(self) -> bool:
         """Whether the last step holds what would have been one more."""
-        full, rest = divmod(len(self.images), self.batch_size * self.world_size)
-        return self.joins_last and not self.drop_last and full > 0 and 0 < rest < 2 * self.world_size
+        full, rest = divmod(len(self.images), self.batch_size)
+        return not self.drop_last and full > 0 and 0 < rest < self.least_last
 
     def __iter__(self) -> Iterator[Batch]:
         return self.epoch(0)
 
-    def epoch(self, index: int, start_step: int = 0) -> Iterator[Batch]:
-        """Yield the batches of epoch ``index`` from ``start_step`` on."""
+    def epoch(self, index: int, start_step: int = 0, every: int = 1) -> Iterator[Batch]:
+        """Yield the batches of epoch ``index`` from ``start_step`` on, or only each ``every``-th of them."""
         check("epoch", index, at_least=0, integer=True)
         check("start_step", start_step, at_least=0, at_most=len(self), integer=True)
         order = self._order(index)
-        steps = range(start_step, len(self))
+        steps = range(start_step, len(self), every)
         if self.prefetch == 0:
             return (self._batch(order, index, step) for step in steps)
         return self._prefetched(order, index, steps)
@@ -129,22 +124,19 @@ class BatchLoader:
         count = len(self.images)
         if not self.shuffle:
             return np.arange(count)
-        order = np.random.default_rng((_ORDER, self.seed, self.task, epoch)).permutation(count)
-        missing = self.world_size - count % (self.batch_size * self.world_size)
-        if not self.drop_last and 0 < missing < self.world_size:
-            order = np.concatenate([order, np.resize(order, missing)])
-        return order
+        return np.random.default_rng((_ORDER, self.seed, self.task, epoch)).permutation(count)
 
     def _batch(self, order: Indices, epoch: int, step: int) -> Batch:
-        span = self.batch_size * self.world_size
         is_joined = self.has_joined and step == len(self) - 1
-        chosen = order[step * span : None if is_joined else (step + 1) * span]
+        chosen = order[step * self.batch_size : None if is_joined else (step + 1) * self.batch_size]
         generator = torch.Generator()
         key = np.random.SeedSequence((_AUGMENT, self.seed, self.task, epoch, step))
         generator.manual_seed(int(key.generate_state(1, np.uint64)[0]))
+        is_filler = self.rank >= len(chosen)
+        own = slice(1) if is_filler else slice(self.rank, None, self.world_size)
         # Draws are made for the whole step: an image is augmented alike for any number of ranks.
-        draws = self.transform.draw(len(chosen), generator)[self.rank :: self.world_size]
-        mine = chosen[self.rank :: self.world_size]
+        draws = self.transform.draw(len(chosen), generator)[own]
+        mine = chosen[own]
         pixels = self.images.pixels(mine)
         on_device = (
             pixels.to(self.device) if isinstance(pixels, torch.Tensor) else [image.to(self.device) for image in pixels]
@@ -153,6 +145,8 @@ class BatchLoader:
             self.transform.apply(on_device, draws),
             torch.from_numpy(self.images.labels[mine]).to(self.device),
             torch.from_numpy(self.images.rows[mine]).to(self.device),
+            total=len(chosen),
+            is_filler=is_filler,
         )
 
     def _prefetched(self, order: Indices, epoch: int, steps: range) -> Iterator[Batch]:

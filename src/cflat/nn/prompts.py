@@ -16,6 +16,7 @@ from torch.nn import functional
 from cflat._errors import check
 from cflat.nn.backbone import Backbone
 from cflat.nn.heads import full_precision
+from cflat.nn.ranks import sum_over_batch
 from cflat.nn.vit import Prefix, vit_of
 
 if TYPE_CHECKING:
@@ -161,12 +162,15 @@ def majority(ids: Tensor, pool_size: int) -> Tensor:
     """Give every row the k ids that are most frequent in ``ids`` (B, k), the most frequent first.
 
     Counts do not depend on the order of the batch. Ties fall as `torch.topk` orders the counts of the distinct
-    ids in ascending order, padded with zeros to ``pool_size``: the rule of the public L2P code.
+    ids in ascending order, padded with zeros to ``pool_size``: the rule of the public L2P code. In training, the
+    images of all ranks that share the batch vote.
     """
-    distinct, counts = ids.unique(return_counts=True)
+    counts = sum_over_batch(torch.bincount(ids.flatten(), minlength=pool_size))
+    distinct = counts.nonzero().squeeze(1)
     num_absent = pool_size - len(distinct)
+    counts = functional.pad(counts[distinct], (0, num_absent))
     distinct = torch.cat([distinct, distinct[:1].expand(num_absent)])
-    winners = functional.pad(counts, (0, num_absent)).topk(ids.shape[1]).indices
+    winners = counts.topk(ids.shape[1]).indices
     return distinct[winners].expand(ids.shape)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from cflat._errors import CFlatError, ConfigError
+from cflat._errors import CFlatError, ConfigError, RankLost
 from cflat._files import write_atomic
 from cflat.config.run_config import RunConfig
 
@@ -18,6 +18,8 @@ __all__ = ["TrainingDiverged", "explained"]
 
 LOG = "error.log"
 NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
+NO_ANSWER = ("gloo", "nccl", "connection closed by peer", "connection reset by peer")
+"""What torch's process groups speak of when another rank is gone."""
 NOT_FINITE = ("nan", "infinity", "without overflow", "ill-conditioned")
 
 
@@ -31,12 +33,15 @@ def explained(config: RunConfig, folder: Path | None) -> Iterator[None]:
 
     Raises:
         ConfigError: Instead of what was foreseen; everything else passes.
+        RankLost: If another rank has ended or stalled; what it died of is not known here.
     """
     try:
         yield
     except CFlatError:
         raise
     except Exception as error:
+        if _is_of_ranks(error):
+            raise RankLost(_lost(error, config)) from error
         log = None if folder is None else folder / LOG
         if log is not None:
             with suppress(CFlatError):
@@ -45,6 +50,26 @@ def explained(config: RunConfig, folder: Path | None) -> Iterator[None]:
         if sentence is None:
             raise
         raise kind(f"{sentence}{'' if log is None else f' Details: {log}'}") from error
+
+
+def _is_of_ranks(error: Exception) -> bool:
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return False
+    return isinstance(error, distributed.DistError) or (
+        isinstance(error, RuntimeError) and any(words in str(error).lower() for words in NO_ANSWER)
+    )
+
+
+def _lost(error: Exception, config: RunConfig) -> str:
+    rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    is_late = "time" in str(error).lower()
+    what = (
+        f"has waited {config.runtime.timeout_seconds:g} seconds (runtime.timeout_seconds) for another rank"
+        if is_late
+        else "has lost the connection to another rank, which has ended"
+    )
+    return f"Rank {rank} of {world} {what}; the run can be resumed from its last checkpoint."
 
 
 def _sentence(error: Exception, config: RunConfig) -> tuple[type[ConfigError], str | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Callable
@@ -10,8 +11,16 @@ from types import FrameType, TracebackType
 __all__ = ["StopRequest"]
 
 
+def _is_launched() -> bool:
+    """Whether torchrun has started this process."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
 class StopRequest:
     """Remember the first SIGINT or SIGTERM instead of dying of it; a second one ends the process as usual.
+
+    Under torchrun, which passes signals on that ranks may have got from the terminal already, further ones are ignored:
+    it ends those that take too long itself.
 
     Args:
         tell: Called at the first signal, to let the user know that it was heard.
@@ -33,7 +42,7 @@ class StopRequest:
     @property
     def exit_code(self) -> int:
         """The code by which shells tell that a process ended on a signal."""
-        return 128 + (self.signal or 0)
+        return 128 + (self.signal or signal.SIGTERM)  # without one, another rank was asked to stop
 
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():
@@ -47,8 +56,11 @@ class StopRequest:
         self._restore()
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
+        if self.signal is not None:
+            return
         self.signal = number
-        self._restore()
+        if not _is_launched():
+            self._restore()
         self.tell()
 
     def _restore(self) -> None:

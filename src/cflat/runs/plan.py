@@ -51,8 +51,8 @@ class RunPlan:
 def plan_run(config: RunConfig) -> RunPlan:
     """Load the data and count what a run would train on; also finds out whether the data is there."""
     stream = make_stream(config)
-    train, runtime = config.train, config.runtime
-    images_per_step = train.images_per_step * runtime.devices * runtime.num_nodes
+    train = config.train
+    images_per_step = train.images_per_step
     first_epochs = train.epochs if train.first_epochs is None else train.first_epochs
     tasks = []
     for task in stream.tasks:

@@ -238,7 +238,7 @@ def _connect(ray: ModuleType, address: str | None) -> None:
 
 def _require_one_process(job: Job) -> None:
     runtime = job.config.runtime
-    if runtime.devices * runtime.num_nodes > 1:
+    if runtime.num_ranks > 1:
         raise ConfigError(
             f"runtime.devices is {runtime.devices} and runtime.num_nodes {runtime.num_nodes}, but with the executor "
             "'ray' a run is one process; set both to 1, or start cflat run with torchrun."

@@ -38,7 +38,7 @@ from cflat.runs.memory import MemoryLimit, require_batch
 from cflat.train import Cost, Inputs, Observer, OptimizerChoice, Runtime, RuntimeSettings, run_stream
 from cflat.train.checkpoint import CheckpointStore, require_same
 from cflat.train.observer import Observers
-from cflat.train.runtime import Part, seed_everything
+from cflat.train.runtime import Part, count_devices, seed_everything
 
 __all__ = ["Assembly", "assemble", "make_backbone", "make_stream", "resume", "run"]
 
@@ -94,20 +94,24 @@ def run(
         return folder.load_summary()
     check_devices(config.runtime)
     runtime = Runtime(config.runtime)
+    folder = runtime.share(folder)  # ranks that looked for a free one may have found another
     own_folder = folder if runtime.is_main else None
     with ExitStack() as stack:
         log = None
-        if own_folder is not None:
-            check_folder(own_folder, resume)
-            stack.enter_context(owned(own_folder.path, patience))
-            if resume and own_folder.is_finished:  # by another process, since we looked
-                return own_folder.load_summary()
-            prepare_folder(own_folder, config, resume)
-            log = stack.enter_context(closing(MetricsLog(own_folder.metrics_file)))
-        parts = assemble(config)
-        decisive = identity(config)
-        if own_folder is not None:
-            decisive["images (their hash)"] = _describe(own_folder, config, parts, resume)
+        with runtime.together():
+            if own_folder is not None:
+                check_folder(own_folder, resume)
+                stack.enter_context(owned(own_folder.path, patience))
+        if folder is not None and resume and runtime.share(folder.is_finished):  # by another process, since we looked
+            return folder.load_summary()
+        with runtime.together():
+            if own_folder is not None:
+                prepare_folder(own_folder, config, resume)
+                log = stack.enter_context(closing(MetricsLog(own_folder.metrics_file)))
+            parts = assemble(config)
+            decisive = identity(config)
+            if own_folder is not None:
+                decisive["images (their hash)"] = _describe(own_folder, config, parts, resume)
         told = [*([log] if log is not None else []), *(observers if runtime.is_main else ())]
         train = explained(config, None if folder is None else folder.path)(run_stream)
         result = train(
@@ -219,20 +223,22 @@ def evaluated_splits(config: RunConfig) -> tuple[Split, ...]:
 
 
 def check_devices(runtime: RuntimeSettings) -> None:
-    """Refuse devices that this machine does not have.
+    """Refuse devices that this machine does not have, and ranks that torchrun has not started.
 
     Raises:
         ConfigError: With the key to change.
     """
+    devices, _ = count_devices(runtime)
     has_cuda = torch.cuda.is_available()
     if runtime.accelerator == "cuda" and not has_cuda:
         raise ConfigError("runtime.accelerator is 'cuda', but torch finds no CUDA device here; use cpu or auto.")
     if runtime.accelerator == "mps" and not torch.backends.mps.is_available():
         raise ConfigError("runtime.accelerator is 'mps', but torch finds no such device here; use cpu or auto.")
     uses_cuda = runtime.accelerator == "cuda" or (runtime.accelerator == "auto" and has_cuda)
-    if uses_cuda and runtime.devices > torch.cuda.device_count():
+    if uses_cuda and devices > torch.cuda.device_count():
         raise ConfigError(
-            f"runtime.devices is {runtime.devices}, but torch finds {torch.cuda.device_count()} CUDA devices here."
+            f"{devices} devices are asked for, but torch finds {torch.cuda.device_count()} CUDA devices here; set "
+            "runtime.devices, or torchrun's --nproc-per-node, to as many."
         )
     if runtime.precision == "16" and not uses_cuda:
         raise ConfigError("runtime.precision 16 needs a CUDA device; use 32 or bf16.")

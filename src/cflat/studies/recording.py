@@ -146,7 +146,7 @@ def check_watchable(runtime: RuntimeSettings) -> None:
     Raises:
         ConfigError: With the key to change.
     """
-    if runtime.devices * runtime.num_nodes > 1:
+    if runtime.num_ranks > 1:
         raise ConfigError("Gradients are watched in one process; set runtime.devices=1 and runtime.num_nodes=1.")
     if runtime.precision == "16":
         raise ConfigError("Gradients cannot be watched through a loss scale; set runtime.precision to 32 or bf16.")

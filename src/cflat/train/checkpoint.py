@@ -109,6 +109,21 @@ class CheckpointStore:
             )
         return None
 
+    def read(self, name: str) -> dict[str, Any]:
+        """Return the checkpoint of this name, which another rank has chosen.
+
+        Raises:
+            DataError: If it is not here, or damaged.
+        """
+        for one in self._found():
+            if one.path.name == name:
+                self.newest = one.path
+                return _read(one)
+        raise DataError(
+            f"Rank 0 goes on from the checkpoint {name!r}, which this rank does not find in {str(self.folder)!r}; all "
+            "ranks must see the same run directory."
+        )
+
     def remove_leftovers(self) -> None:
         """Remove what writers that were killed have left; for the owner of the folder, before the first save."""
         for name in self._names():

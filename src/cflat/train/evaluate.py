@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from cflat.data import BatchLoader, ImageSet, Split, Stream, Task, Transform
+from cflat.data import Batch, BatchLoader, ImageSet, Split, Stream, Task, Transform
 from cflat.methods import Method
 from cflat.train.runtime import Runtime
 
@@ -42,15 +42,27 @@ class Extractor:
 
     @torch.no_grad()
     def __call__(self, images: ImageSet, function: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return the concatenated outputs, one row per image, in order."""
+        """Return the concatenated outputs, one row per image, in order, the same on all ranks."""
         self.method.eval()
         loader = BatchLoader(images, self.transform, self.batch_size, shuffle=False, device=self.runtime.device)
-        outputs = []
-        for batch in loader:
-            self.heed_stop()
-            with self.runtime.autocast():
-                outputs.append(function(batch.images))
-        return torch.cat(outputs)
+        outputs: list[Tensor] = []
+        for batch in _in_turns(loader, self.runtime, self.heed_stop):
+            if batch is None and not outputs:
+                batch = next(loader.epoch(0))  # every rank must know what outputs look like
+            if batch is not None:
+                with self.runtime.autocast():
+                    outputs.append(function(batch.images))
+        if self.runtime.world_size == 1:
+            return torch.cat(outputs)
+        return self._gathered(outputs, loader)
+
+    def _gathered(self, outputs: list[Tensor], loader: BatchLoader) -> Tensor:
+        """Return the outputs of all ranks in the order of the images: batch b was rank b modulo W's."""
+        rounds, rows = _num_rounds(loader, self.runtime), min(self.batch_size, len(loader.images))
+        own = outputs[0].new_zeros(rounds, rows, *outputs[0].shape[1:])
+        for place, part in zip(own, outputs, strict=False):
+            place[: len(part)] = part
+        return self.runtime.gather(own).transpose(0, 1).flatten(0, 2)[: len(loader.images)]
 
 
 @torch.no_grad()
@@ -78,13 +90,12 @@ def count_correct(
             transform,
             batch_size,
             shuffle=False,
-            rank=runtime.rank,
-            world_size=runtime.world_size,
             device=runtime.device,
         )
         correct = torch.zeros(len(method.scores), dtype=torch.int64, device=runtime.device)
-        for batch in loader:
-            heed_stop()
+        for batch in _in_turns(loader, runtime, heed_stop):
+            if batch is None:
+                continue
             with runtime.autocast():
                 scores = method.predict(batch.without_labels())
             for position, name in enumerate(method.scores):
@@ -92,6 +103,21 @@ def count_correct(
         for name, count in zip(method.scores, runtime.sum_over_ranks(correct).tolist(), strict=True):
             counts[name].append(int(count))
     return counts
+
+
+def _in_turns(loader: BatchLoader, runtime: Runtime, heed_stop: Callable[[], None]) -> Iterator[Batch | None]:
+    """Yield this rank's batches, whole ones in turns; None where there is none left for it in the last round.
+
+    All ranks take the same number of rounds, so that they can agree on a stop before each.
+    """
+    own = loader.epoch(0, min(runtime.rank, len(loader)), every=runtime.world_size)
+    for _ in range(_num_rounds(loader, runtime)):
+        heed_stop()
+        yield next(own, None)
+
+
+def _num_rounds(loader: BatchLoader, runtime: Runtime) -> int:
+    return -(-len(loader) // runtime.world_size)
 
 
 def _is_right(scores: Tensor, labels: Tensor, stream: Stream, task: Task) -> Tensor:

@@ -138,7 +138,7 @@ def run_stream(
         observer or Observer(),
         folder,
         should_stop,
-        {**(identity or {}), "seed": seed, "number of ranks": runtime.world_size},
+        {**(identity or {}), "seed": seed},
     )
     if resume:
         run.restore()
@@ -202,6 +202,7 @@ class _Run:
         self._grow(task)
         self._seed(Part.START, task.index)
         self.method.start_task(task, self.extract)
+        self.runtime.share_state(self.method)
         self.is_grown = True
 
     def remaining_phases(self, task: Task) -> Iterator[Phase]:
@@ -218,6 +219,7 @@ class _Run:
         self._seed(Part.START, task.index, 1 + self.position.phase)
         if not self.restored:
             self.method.start_phase(task, phase, self.extract)
+            self.runtime.share_state(self.method)
         self.method.enter_phase(task, phase)
         optimizer = self._make_optimizer(task, phase)
         objective = Objective(
@@ -250,9 +252,11 @@ class _Run:
                 loss = optimizer.step(objective.closure(prepared), scaler=objective.scaler)
                 if objective.scaler is not None:
                     objective.scaler.update()
-                loss_sum += loss * len(batch)
+                num_images = len(batch) if batch.total is None else batch.total
+                loss = self.runtime.mean_over_ranks(loss)
+                loss_sum += loss * num_images
                 step_seconds += watch.lap()
-                self.meter.add_step(len(batch) * self.runtime.world_size, step_seconds, data_seconds)
+                self.meter.add_step(num_images, step_seconds, data_seconds)
                 event = StepEvent(
                     task.index,
                     self.stream.num_tasks,
@@ -261,7 +265,7 @@ class _Run:
                     num_epochs,
                     step,
                     len(loader),
-                    len(batch),
+                    num_images,
                     loss,
                     optimizer.telemetry.last["evaluations"],
                 )
@@ -282,6 +286,7 @@ class _Run:
         self._seed(Part.FINISH, task.index)
         self.method.eval()
         self.method.finish_task(task, self.extract)
+        self._share_method()
         started = time.perf_counter()
         for split in self.splits:
             self._seed(Part.EVALUATE, task.index)
@@ -339,12 +344,25 @@ class _Run:
             shuffle=True,
             seed=self.seed,
             task=task.index,
-            joins_last=has_batchnorm(self.method.network),
+            least_last=self._least_last(),
             rank=self.runtime.rank,
             world_size=self.runtime.world_size,
             device=self.runtime.device,
             prefetch=self.runtime.settings.prefetch,
         )
+
+    def _least_last(self) -> int:
+        """Return the images that BatchNorm needs: two on all ranks together, or on each if it looks at them apart."""
+        if not has_batchnorm(self.method.network):
+            return 1
+        return 2 if self.runtime.settings.sync_batchnorm else 2 * self.runtime.world_size
+
+    def _share_method(self) -> None:
+        """Give all ranks what rank 0 has made of a task: weights, statistics, exemplars."""
+        self.runtime.share_state(self.method)
+        extra = self.runtime.share(self.method.extra_state())
+        if extra and not self.runtime.is_main:
+            self.method.load_extra_state(extra, self.stream.all_train)
 
     def _inspect_first_batch(self, objective: Objective, batch: Any) -> tuple[float, float]:
         """Check purity if asked, and count the arithmetic of one preparation and one evaluation."""
@@ -355,6 +373,8 @@ class _Run:
         per_evaluation = count_flops(objective.closure(batch))
         self.method.network.zero_grad()
         self.method.set_train_mode()
+        on_all = self.runtime.sum_over_ranks(torch.tensor([per_step, per_evaluation], dtype=torch.float64))
+        per_step, per_evaluation = on_all.tolist()
         return per_step, per_evaluation
 
     def _seed(self, part: int, *key: int) -> None:
@@ -368,16 +388,21 @@ class _Run:
         Raises:
             DataError: If it is of another run, or nothing that training could go on with.
         """
-        state = self.store.load() if self.store is not None else None
-        if state is None:
+        with self.runtime.together():
+            state = self.store.load() if self.store is not None and self.runtime.is_main else None
+        name = self.runtime.share(None if self.store is None or self.store.newest is None else self.store.newest.name)
+        if self.store is None or name is None:
             return
-        try:
-            if self.runtime.is_main:  # which alone writes checkpoints, and knows all that it put there
-                require_same(state["identity"], self.identity)
-            self._load(state)
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-            reason = str(error).strip().partition("\n")[0] or type(error).__name__
-            raise DataError(f"The checkpoint does not fit this run ({reason:.200}); start the run anew.") from error
+        with self.runtime.together():
+            try:
+                if state is None:
+                    state = self.store.read(name)
+                else:  # rank 0 alone writes checkpoints, and knows all that it put there
+                    require_same(_without_ranks(state["identity"]), self.identity)
+                self._load(state)
+            except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+                reason = str(error).strip().partition("\n")[0] or type(error).__name__
+                raise DataError(f"The checkpoint does not fit this run ({reason:.200}); start the run anew.") from error
 
     def _load(self, state: dict[str, Any]) -> None:
         self.position = _Position(*state["position"])
@@ -431,8 +456,8 @@ class _Run:
         self, optimizer: SharpnessAware, objective: Objective, loss_sum: Tensor, flops: tuple[float, float]
     ) -> None:
         self.has_unsaved_steps = True
-        stops = self.should_stop()
-        is_due = time.monotonic() - self.saved_at >= 60 * self.train.checkpoint_minutes
+        is_due = self.runtime.is_main and time.monotonic() - self.saved_at >= 60 * self.train.checkpoint_minutes
+        stops, is_due = self.runtime.agree(self.should_stop(), is_due)
         if stops or is_due:
             phase = {
                 "optimizer": optimizer.state_dict(),
@@ -479,16 +504,32 @@ class _Run:
 
     def _heed_stop(self) -> None:
         """Stop between the batches of a pass, if asked to: it is repeated on resume, what came before it is saved."""
-        # Ranks may be at different batches here: to stop at this one alone would leave the others waiting.
-        if self.runtime.world_size == 1 and self.should_stop():
+        (stops,) = self.runtime.agree(self.should_stop())
+        if stops:
             self._stop()
 
     def _stop(self) -> NoReturn:
-        if self.store is None or not self.runtime.is_main:
+        if self.store is None:
             raise TrainingInterrupted("The run was asked to stop.")
         problem = self.save_problem
         if problem is None and not (self.store.newest or self.store.folder.parent).exists():
             problem = f"{str(self.store.folder.parent)!r} was removed."
+        problem = self.runtime.share(problem)  # rank 0 has saved; those that wait here end after that
         if problem is not None:
             raise StateNotSaved(f"The run was asked to stop, but what it has trained is lost: {problem}")
         raise TrainingInterrupted("The run was asked to stop; its state is saved.")
+
+
+def _without_ranks(identity: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a checkpoint says of its run but for the number of ranks, which earlier versions wrote down.
+
+    Raises:
+        DataError: If there were several: train.batch_size was then meant for each.
+    """
+    ranks = identity.get("number of ranks", 1)
+    if ranks != 1:
+        raise DataError(
+            f"This run was begun on {ranks} ranks by a version of cflat in which each had train.batch_size images per "
+            "step; now they share them. Start it anew."
+        )
+    return {key: value for key, value in identity.items() if key != "number of ranks"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -53,32 +54,45 @@ class Objective:
     @torch.no_grad()
     def prepare(self, batch: Batch) -> Batch:
         """Compute, once per step, what the trained weights do not change."""
-        with self.runtime.autocast():
+        with self.runtime.sharing(batch), self.runtime.autocast():
             return self.method.prepare(batch)
 
     def closure(self, batch: Batch) -> Callable[[], Tensor]:
-        """Return the closure of a prepared batch: forward, backward, loss, for one micro-batch after the other."""
-        parts = self._parts(batch)
+        """Return the closure of a prepared batch: forward, backward, loss, for one micro-batch after the other.
+
+        Losses are means over images, and ranks are averaged: each counts with its share of the images, so that their
+        mean is the loss of the whole batch however it is divided.
+        """
+        parts, num_ranks = self._parts(batch), self.runtime.world_size
 
         def evaluate() -> Tensor:
             losses = []
             for part in parts:
-                with self.runtime.gradient_sync(self.model, enabled=part is parts[-1]):
-                    losses.append(self._backward(part, len(part) / len(batch)))
+                with self.runtime.sharing(part), self.runtime.gradient_sync(self.model, enabled=part is parts[-1]):
+                    losses.append(self._backward(part, batch.share * num_ranks * len(part) / len(batch)))
             return sum(losses[1:], start=losses[0])
 
         return evaluate
 
-    def _backward(self, part: Batch, share: float) -> Tensor:
-        """Add the gradient of a micro-batch, which has this share of the images; return its part of the loss."""
-        loss = self.loss(part) if share == 1 else share * self.loss(part)
+    def _backward(self, part: Batch, weight: float) -> Tensor:
+        """Add the gradient of a micro-batch with this weight; return its part of the loss."""
+        loss = self.loss(part) if weight == 1 else weight * self.loss(part)
         (loss if self.scaler is None else self.scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
     def _parts(self, batch: Batch) -> list[Batch]:
-        """Return the micro-batches of a step: as many as asked for, if there are images for them."""
-        num_parts = min(self.accumulate, max(1, len(batch) // self._fewest))
-        return [batch] if num_parts == 1 else batch.split(num_parts)
+        """Return the micro-batches of a step: as many as asked for, if there are images for them on every rank."""
+        num_ranks = self.runtime.world_size
+        total = len(batch) if batch.total is None else batch.total
+        num_parts = min(self.accumulate, max(1, total // num_ranks // self._fewest))
+        if num_parts == 1:
+            return [batch]
+        # Rank r has the images r, r + W, ... of the step; of each rank's, part p has one more if p is small enough.
+        on_ranks = [len(range(rank, total, num_ranks)) for rank in range(num_ranks)]
+        return [
+            replace(part, total=sum(number // num_parts + (index < number % num_parts) for number in on_ranks))
+            for index, part in enumerate(batch.split(num_parts))
+        ]
 
     def loss(self, batch: Batch) -> Tensor:
         """Return the loss of a prepared batch at the present weights, with its graph."""

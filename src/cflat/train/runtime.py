@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import os
 import random
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import timedelta
 from enum import IntEnum
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from cflat._errors import ConfigError, OtherRankFailed
 from cflat._lazy import LazyModule
+from cflat.data import Batch
+from cflat.nn.ranks import shared_batch
 from cflat.train.settings import RuntimeSettings
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
-__all__ = ["Part", "Runtime", "seed_everything"]
+__all__ = ["Part", "Runtime", "count_devices", "seed_everything"]
+
+T = TypeVar("T")
 
 fabric = LazyModule("lightning_fabric")
 _PRECISIONS = {"bf16": torch.bfloat16, "16": torch.float16}
@@ -27,10 +35,13 @@ _PRECISIONS = {"bf16": torch.bfloat16, "16": torch.float16}
 class Runtime:
     """Where a run takes place: one process, or one of several ranks that train together.
 
-    Started by torchrun, or with more than one device, Fabric finds or launches the other ranks.
+    Started by torchrun, the ranks are those that it has started; else Fabric launches them.
 
     Args:
         settings: Devices, precision and threads.
+
+    Raises:
+        ConfigError: If the settings contradict torchrun.
     """
 
     def __init__(self, settings: RuntimeSettings | None = None) -> None:
@@ -38,11 +49,12 @@ class Runtime:
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
         self.settings = settings
+        devices, num_nodes = count_devices(settings)
         self._fabric: Fabric = fabric.Fabric(
             accelerator=settings.accelerator,
-            devices=settings.devices,
-            num_nodes=settings.num_nodes,
-            strategy=settings.strategy,
+            devices=devices,
+            num_nodes=num_nodes,
+            strategy=_make_strategy(settings) if devices * num_nodes > 1 else "auto",
         )
         self._fabric.launch()
         torch.backends.cudnn.benchmark = False
@@ -74,6 +86,14 @@ class Runtime:
         wrapped: nn.Module = self._fabric.setup_module(network)
         return wrapped
 
+    def sharing(self, batch: Batch) -> AbstractContextManager[None]:
+        """Return the context in which ranks compute on their parts of a batch what one would on the whole."""
+        if self.world_size == 1:
+            return nullcontext()
+        total = len(batch) if batch.total is None else batch.total
+        syncs = self.settings.sync_batchnorm
+        return shared_batch(len(batch), total, is_filler=batch.is_filler, syncs_batchnorm=syncs)
+
     def gradient_sync(self, model: nn.Module, *, enabled: bool) -> AbstractContextManager[Any]:
         """Return the context of a pass whose gradients all ranks average, or keep until one that is enabled."""
         if enabled or self.world_size == 1:
@@ -90,13 +110,100 @@ class Runtime:
         """Return a loss scaler if the precision needs one."""
         return torch.amp.GradScaler(self.device.type) if self.settings.precision == "16" else None
 
+    # -- what ranks tell each other: all of them must call these, in the same order --------------------------------
+
     def sum_over_ranks(self, values: Tensor) -> Tensor:
         """Return the elementwise sum over all ranks."""
         if self.world_size == 1:
             return values
-        total = self._fabric.all_reduce(values.to(self.device), reduce_op="sum")
+        total = self._fabric.all_reduce(values.to(self.device, copy=True), reduce_op="sum")
         assert isinstance(total, Tensor)
         return total
+
+    def mean_over_ranks(self, value: Tensor) -> Tensor:
+        """Return the mean over all ranks, in double precision where there are several."""
+        return value if self.world_size == 1 else self.sum_over_ranks(value.double()) / self.world_size
+
+    def agree(self, *wishes: bool) -> list[bool]:
+        """Return for each wish whether any rank has it."""
+        if self.world_size == 1:
+            return list(wishes)
+        return [count > 0 for count in self.sum_over_ranks(torch.tensor(wishes, dtype=torch.int32)).tolist()]
+
+    def gather(self, values: Tensor) -> Tensor:
+        """Return the values of all ranks, (world_size, ...); they must have the same shape.
+
+        Torch's own: Fabric's goes through a function that torch is about to remove.
+        """
+        if self.world_size == 1:
+            return values[None]
+        gathered = [torch.empty_like(values) for _ in range(self.world_size)]
+        torch.distributed.all_gather(gathered, values)
+        return torch.stack(gathered)
+
+    def share(self, value: T) -> T:
+        """Return what rank 0 has; must be small, and can be pickled."""
+        return self._fabric.broadcast(value) if self.world_size > 1 else value
+
+    @torch.no_grad()
+    def share_state(self, module: nn.Module) -> None:
+        """Give all ranks the parameters and buffers of rank 0, bit for bit.
+
+        Fabric broadcasts by pickling; torch's own collective fills the tensors in place.
+        """
+        for value in module.state_dict().values() if self.world_size > 1 else ():
+            if type(value) in (Tensor, nn.Parameter):  # a part of a DTensor is this rank's own
+                torch.distributed.broadcast(value, src=0)
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Let what fails on one rank inside, where no rank may wait for another, fail on all with the same sentence.
+
+        Raises:
+            OtherRankFailed: On all ranks but the first, or if that did not fail itself, with the first failure there is.
+        """
+        failure: Exception | None = None
+        try:
+            yield
+        except Exception as error:
+            failure = error
+        if self.world_size > 1:
+            told: list[str | None] = [None] * self.world_size
+            # Fabric gathers tensors only.
+            torch.distributed.all_gather_object(told, None if failure is None else str(failure) or repr(failure))
+            first = next((rank for rank, text in enumerate(told) if text is not None), None)
+            if first is not None and (failure is None or not self.is_main):
+                raise OtherRankFailed(f"Rank {first} of {self.world_size} cannot go on: {told[first]}") from failure
+        if failure is not None:
+            raise failure
+
+
+def count_devices(settings: RuntimeSettings) -> tuple[int, int]:
+    """Return devices per host and hosts: those of torchrun, if it has started this process.
+
+    Raises:
+        ConfigError: If the settings say something else.
+    """
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_torchelastic_launched()):
+        return settings.devices or 1, settings.num_nodes
+    world = int(os.environ["WORLD_SIZE"])
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", world))
+    hosts = max(1, world // local)
+    if settings.devices not in (None, local) or settings.num_nodes not in (1, hosts):
+        raise ConfigError(
+            f"torchrun has started {local} ranks on each of {hosts} hosts, but runtime.devices is "
+            f"{settings.devices or 1} and runtime.num_nodes {settings.num_nodes}; leave both out, or start as many."
+        )
+    return local, hosts
+
+
+def _make_strategy(settings: RuntimeSettings) -> Any:
+    """Return how several devices share the work."""
+    return fabric.strategies.DDPStrategy(
+        timeout=timedelta(seconds=settings.timeout_seconds),
+        find_unused_parameters=settings.strategy == "ddp_find_unused_parameters_true",
+    )
 
 
 class Part(IntEnum):

@@ -56,7 +56,7 @@ class TrainSettings:
     first_epochs: CountOrZero | None = None
     """Epochs of the first task, if they differ."""
     batch_size: Count = 32
-    """Images per step and device, or per micro-batch if train.accumulate is above 1; at least 1."""
+    """Images per step, or per micro-batch if train.accumulate is above 1, on all devices together; at least 1."""
     accumulate: Count = 1
     """Micro-batches per step, in each of its evaluations: the step of a batch so many times as large, with the memory
     of one. BatchNorm takes its statistics, and dropout its masks, from each micro-batch by itself."""
@@ -71,7 +71,7 @@ class TrainSettings:
 
     @property
     def images_per_step(self) -> int:
-        """Images of all micro-batches of a step, on each device."""
+        """Images of all micro-batches of a step, on all devices."""
         return self.batch_size * self.accumulate
 
 
@@ -81,12 +81,16 @@ class RuntimeSettings:
 
     accelerator: str = "auto"
     """cpu, cuda, mps or auto."""
-    devices: Machines = 1
-    """Devices per host; more than one trains with DistributedDataParallel."""
+    devices: Machines | None = None
+    """Devices per host; None: as many as torchrun has started, or one. Several train one model together."""
     num_nodes: Machines = 1
-    """Hosts."""
+    """Hosts; torchrun knows by itself."""
     strategy: str = "auto"
     """auto, ddp, ddp_find_unused_parameters_true: how several devices share the work."""
+    sync_batchnorm: Flag = True
+    """With several devices, BatchNorm takes its statistics over the whole batch; false: each device over its part."""
+    timeout_seconds: Annotated[Positive, Field(le=10_000_000)] = 600.0
+    """How long a device waits for the others before it gives up; above 0."""
     precision: Annotated[Literal["32", "bf16", "16"], BeforeValidator(_as_text)] = "32"
     """32: full precision; bf16, 16: mixed precision of the forward pass, 16 with loss scaling."""
     threads: Machines | None = None
@@ -95,3 +99,8 @@ class RuntimeSettings:
     """Wait for a GPU several times per step, so that seconds are exact; false trains a little faster."""
     prefetch: Annotated[CountOrZero, Field(le=4096)] = 0
     """Batches to prepare ahead on a thread."""
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes that these settings ask for."""
+        return (self.devices or 1) * self.num_nodes

@@ -1,0 +1,146 @@
+"""What a forward pass must know of the other ranks while they share a batch: sums over all of its images.
+
+Outside of `shared_batch` nothing here does anything, so that networks and methods need not know whether they are
+trained by one rank or by several.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.overrides import TorchFunctionMode
+
+__all__ = ["shared_batch", "sum_over_batch"]
+
+
+@dataclass(frozen=True)
+class _Share:
+    """This rank's part of a batch."""
+
+    num_images: int
+    """A filler among them, which counts for nothing."""
+    total: int
+    """On all ranks."""
+    is_filler: bool
+
+
+_share: ContextVar[_Share | None] = ContextVar("share", default=None)
+
+
+@contextmanager
+def shared_batch(num_images: int, total: int, *, is_filler: bool, syncs_batchnorm: bool = True) -> Iterator[None]:
+    """Let what is computed inside, forward and backward, be that of the whole batch which the ranks share.
+
+    Args:
+        num_images: Images on this rank.
+        total: Images on all ranks that count.
+        is_filler: Whether this rank has no image of the batch, and what it has instead counts for nothing.
+        syncs_batchnorm: Whether BatchNorm takes its statistics over all ranks.
+    """
+    token = _share.set(_Share(num_images, total, is_filler))
+    try:
+        with _BatchNormOverRanks() if syncs_batchnorm else nullcontext():
+            yield
+    finally:
+        _share.reset(token)
+
+
+def sum_over_batch(values: Tensor) -> Tensor:
+    """Return the sum over the ranks that share the batch, or ``values`` where none is shared; has no gradient."""
+    share = _share.get()
+    if share is None:
+        return values
+    total = torch.zeros_like(values) if share.is_filler else values.clone()
+    torch.distributed.all_reduce(total)
+    return total
+
+
+class _BatchNormOverRanks(TorchFunctionMode):
+    """Give every BatchNorm that is in training mode the statistics of the whole batch.
+
+    ``nn.SyncBatchNorm`` does so on GPUs alone, and counts fillers; this works on every device, and for every module
+    that calls `torch.nn.functional.batch_norm`, without changing the network.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is nn.functional.batch_norm:
+            return _batch_norm(*args, **kwargs)
+        return func(*args, **kwargs)
+
+
+def _batch_norm(
+    inputs: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Do as `torch.nn.functional.batch_norm` on the images of all ranks."""
+    if not training:
+        return nn.functional.batch_norm(inputs, running_mean, running_var, weight, bias, False, momentum, eps)
+    dtype = torch.promote_types(inputs.dtype, torch.float32)
+    share = _share.get()
+    assert share is not None
+    count = inputs.numel() // inputs.shape[1] // share.num_images * share.total
+    if count < 2:
+        raise ValueError(f"Expected more than 1 value per channel when training, got input size {inputs.shape}")
+    normalized, mean, variance = _Normalize.apply(inputs.to(dtype), count, eps)  # type: ignore[no-untyped-call]
+    if running_mean is not None and running_var is not None:
+        running_mean.lerp_(mean.to(running_mean), momentum)
+        running_var.lerp_((variance * (count / (count - 1))).to(running_var), momentum)
+    shape = _channels_second(inputs)
+    if weight is not None:
+        normalized = normalized * weight.view(shape)
+    if bias is not None:
+        normalized = normalized + bias.view(shape)
+    return normalized.to(inputs.dtype)  # type: ignore[no-any-return]
+
+
+class _Normalize(Function):
+    """Subtract the mean of each channel over all ranks and divide by the deviation."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, count: int, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+        axes, shape = _other_axes(inputs), _channels_second(inputs)
+        mean = sum_over_batch(inputs.sum(axes)) / count
+        centered = inputs - mean.view(shape)
+        # In a second pass: the mean square minus the squared mean would lose digits.
+        variance = sum_over_batch(centered.square().sum(axes)) / count
+        scale = (variance + eps).rsqrt()
+        normalized = centered * scale.view(shape)
+        ctx.save_for_backward(normalized, scale)
+        ctx.count, ctx.share = count, _share.get()
+        ctx.mark_non_differentiable(mean, variance)
+        return normalized, mean, variance
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor, *_: Any) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        normalized, scale = ctx.saved_tensors
+        axes, shape = _other_axes(gradient), _channels_second(gradient)
+        sums = torch.stack([gradient.sum(axes), (gradient * normalized).sum(axes)])
+        torch.distributed.all_reduce(sums)
+        if ctx.share.is_filler:  # it had no part in the statistics
+            return gradient * scale.view(shape), None, None
+        along_one, along_normalized = (part.view(shape) / ctx.count for part in sums)
+        return (gradient - along_one - normalized * along_normalized) * scale.view(shape), None, None
+
+
+def _other_axes(tensor: Tensor) -> list[int]:
+    """Return all axes but that of the channels."""
+    return [axis for axis in range(tensor.dim()) if axis != 1]
+
+
+def _channels_second(tensor: Tensor) -> list[int]:
+    """Return the shape that a value for each channel needs to meet a tensor."""
+    return [1, -1] + [1] * (tensor.dim() - 2)
