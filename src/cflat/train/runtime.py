@@ -160,7 +160,7 @@ class Runtime:
         """Let what fails on one rank inside, where no rank may wait for another, fail on all with the same sentence.
 
         Raises:
-            OtherRankFailed: On all ranks but the first, or if that did not fail itself, with the first failure there is.
+            OtherRankFailed: On all ranks but the first, and there if only others have failed.
         """
         failure: Exception | None = None
         try:
