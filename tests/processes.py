@@ -5,11 +5,13 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 SECONDS = 1200.0
 """Patience with a process; far more than any needs."""
@@ -21,12 +23,13 @@ class Command:
     Args:
         arguments: What follows `cflat` on the command line.
         folder: Where it runs; what it prints goes to a file there.
+        environment: Variables that it sees besides those of this process.
     """
 
-    def __init__(self, *arguments: str | Path, folder: Path) -> None:
+    def __init__(self, *arguments: str | Path, folder: Path, environment: dict[str, str] | None = None) -> None:
         self.log = folder / f"output-{time.monotonic_ns()}.txt"
         words = [str(word) for word in arguments]
-        self.process = _context().Process(target=_main, args=(words, folder, self.log), daemon=True)
+        self.process = _context().Process(target=_main, args=(words, folder, self.log, environment or {}), daemon=True)
         self.process.start()
 
     @property
@@ -59,14 +62,80 @@ class Command:
         self.process.join(SECONDS)
 
 
+class Ranks:
+    """A `cflat` command as torchrun starts it, several times in an environment of ranks, but at once.
+
+    Args:
+        number: How many ranks.
+        arguments: What follows `cflat` on the command line.
+        folder: Where they run.
+    """
+
+    def __init__(self, number: int, *arguments: str | Path, folder: Path) -> None:
+        self.members = [
+            Command(*arguments, folder=folder, environment=environment) for environment in _environments(number)
+        ]
+
+    @property
+    def is_alive(self) -> bool:
+        return all(member.is_alive for member in self.members)
+
+    def wait(self) -> tuple[list[int], str]:
+        """Return the exit codes and everything that was printed."""
+        ended = [member.wait() for member in self.members]
+        return [code for code, _ in ended], "".join(output for _, output in ended)
+
+    def wait_until(self, is_time: Callable[[], bool]) -> bool:
+        return self.members[0].wait_until(is_time)
+
+    def kill(self) -> None:
+        for member in self.members:
+            member.kill()
+
+
+def in_ranks(number: int, function: Callable[..., None], *arguments: Any) -> None:
+    """Call a function in several processes that are ranks, and wait until all have done it."""
+    members = [
+        _context().Process(target=_as_rank, args=(environment, function, *arguments), daemon=True)
+        for environment in _environments(number)
+    ]
+    for member in members:
+        member.start()
+    for member in members:
+        member.join(SECONDS)
+    codes = [member.exitcode for member in members]
+    for member in members:
+        member.kill()
+    assert codes == [0] * number, codes
+
+
+def _as_rank(environment: dict[str, str], function: Callable[..., None], *arguments: Any) -> None:
+    os.environ.update(environment)
+    function(*arguments)
+
+
+def _environments(number: int) -> list[dict[str, str]]:
+    """Return what torchrun tells each of its ranks."""
+    shared = {"WORLD_SIZE": str(number), "LOCAL_WORLD_SIZE": str(number), "TORCHELASTIC_RUN_ID": "test"}
+    shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), "GROUP_RANK": "0"}
+    return [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(number)]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 def _context() -> multiprocessing.context.ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["cflat.cli.main", "cflat.runs.run", "cflat.cli.progress", "cflat.studies.sweep"])
     return context
 
 
-def _main(arguments: Sequence[str], folder: Path, log: Path) -> None:
+def _main(arguments: Sequence[str], folder: Path, log: Path, environment: dict[str, str]) -> None:
     os.chdir(folder)
+    os.environ.update(environment)
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     os.dup2(output, 1)
     os.dup2(output, 2)
