@@ -55,7 +55,7 @@ def test_the_formula_by_hand() -> None:
 
 def test_several_ranks_share_images_but_not_borders() -> None:
     one, two = (predict([a_work(0)], [a_rate(0)], [1.0], times(0), ranks=ranks) for ranks in (1, 2))
-    shared = 2 * 40 * 0.01 + 40 * 0.002 + 4 * 0.03
+    shared = 2 * 40 * 0.01 + 40 * 0.002 + 4 * 0.03 + 10 * 0.05
     assert one.seconds - two.seconds == pytest.approx(shared / 2)
 
 
@@ -136,4 +136,4 @@ def test_ranks_of_the_plan_need_no_devices() -> None:
     one, eight = (estimate(config("method=finetune", f"runtime.devices={count}")) for count in (1, 8))
     assert isinstance(eight, Estimate)
     assert eight.ranks == 8
-    assert eight.steps < one.steps
+    assert eight.steps == one.steps  # which all ranks share

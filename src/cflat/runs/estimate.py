@@ -125,7 +125,6 @@ def estimate(config: RunConfig, budget: float = BUDGET_SECONDS) -> Estimate:
             lambda: False,
             {},
         )
-        calibration.world_size = config.runtime.devices * config.runtime.num_nodes
         wanted = measured_tasks(parts.stream.num_tasks)
         for task in parts.stream.tasks:
             is_over = len(rates) > 2 and clock()[0] - started[0] > budget
@@ -142,7 +141,7 @@ def estimate(config: RunConfig, budget: float = BUDGET_SECONDS) -> Estimate:
     evaluations = [
         expected_evaluations(choice, sum(phase.steps for phase in work.phases), work.task, num_tasks) for work in works
     ]
-    return predict(works, rates, evaluations, start, peak, calibration.world_size, len(parts.method.scores))
+    return predict(works, rates, evaluations, start, peak, config.runtime.num_ranks, len(parts.method.scores))
 
 
 def measured_tasks(num_tasks: int) -> tuple[int, ...]:
@@ -172,7 +171,7 @@ def predict(
         evaluations: Evaluations per step, of every task.
         start: Time to read the data and build the network.
         peak_memory: Bytes that were used at most, by the end of the last measured task.
-        ranks: Processes that share steps and test images.
+        ranks: Processes that share steps, test images and the passes at borders.
         num_scores: Ways to answer that the method has.
     """
     spent = {name: np.zeros(2) for name in ("training", "testing", "borders", "checkpoints")}
@@ -183,7 +182,7 @@ def predict(
         testing = (
             work.new_images * at(lambda rate: rate.first_look) + work.seen_images * at(lambda rate: rate.next_look)
         ) / ranks
-        borders = at(lambda rate: rate.border) + work.train_images * at(lambda rate: rate.passes)
+        borders = at(lambda rate: rate.border) + work.train_images * at(lambda rate: rate.passes) / ranks
         num_saved = 1 + sum(phase.steps > 0 for phase in work.phases)
         checkpoints = num_saved * at(lambda rate: rate.saving)
         for name, part in zip(spent, (training, testing, borders, checkpoints), strict=True):
@@ -195,9 +194,7 @@ def predict(
             for phase in work.phases
         )
         seconds, cpu_seconds = (training + testing + borders + checkpoints).tolist()
-        tasks.append(
-            TaskEstimate(work.task, steps, steps * per_step, ranks * flops, seconds, cpu_seconds, work.state_bytes)
-        )
+        tasks.append(TaskEstimate(work.task, steps, steps * per_step, flops, seconds, cpu_seconds, work.state_bytes))
         overhead = rates[-1].checkpoint_bytes - works[rates[-1].task].state_bytes
         written += num_saved * (work.state_bytes + overhead)
         test_flops += (work.new_images + work.seen_images) * float(at(lambda rate: rate.look_flops))

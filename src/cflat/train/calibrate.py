@@ -114,9 +114,6 @@ def clock() -> Times:
 class Calibration(_Run):
     """A run that trains a few steps of the tasks it is asked for, and passes over the others."""
 
-    world_size = 1
-    """Ranks that the predicted run has; the measurements are made by one."""
-
     def __post_init__(self) -> None:
         super().__post_init__()
         self.extract = self.few = _FewImages(self.method, self.inputs.eval, self.eval_batch_size, self.runtime)
@@ -179,7 +176,6 @@ class Calibration(_Run):
         phases, groups = [], []
         for phase in self.method.phases(task):
             loader = super()._train_loader(task, phase)
-            loader.world_size = self.world_size
             epochs = super()._num_epochs(task, phase)
             phases.append(PhaseWork(phase.name, epochs, epochs * len(loader), len(loader.images)))
             groups = self.method.param_groups(task, phase)
@@ -302,9 +298,9 @@ class _Impatient(BatchLoader):
 
     num_loaded = 0
 
-    def epoch(self, index: int, start_step: int = 0) -> Iterator[Batch]:
+    def epoch(self, index: int, start_step: int = 0, every: int = 1) -> Iterator[Batch]:
         """Yield the batches of an epoch until it is enough."""
-        for batch in super().epoch(index, start_step):
+        for batch in super().epoch(index, start_step, every):
             if self.num_loaded > LEAST_STEPS and time.perf_counter() - self.started > ENOUGH_SECONDS:
                 return
             self.num_loaded += 1
