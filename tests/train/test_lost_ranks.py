@@ -1,0 +1,130 @@
+"""Real `cflat run`s on several ranks: kills, stops, ranks that end or stall, and what torchrun prints."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from processes import Command, Ranks
+from train.test_kill import arguments, assert_same_run, newest
+
+NUM_KILLS = 10
+
+
+def start(out: Path, num_ranks: int = 2, *more: str) -> Ranks:
+    is_begun = (out / "config.yaml").exists()
+    words = ("run", "--resume", out, "--quiet") if is_begun else arguments("icarl", "class", out)
+    return Ranks(num_ranks, *words, *more, folder=out.parent)
+
+
+def kill_after_progress(out: Path, chooser: random.Random) -> bool:
+    """Go on with a run and kill all its ranks soon after a new checkpoint; False if it ended before."""
+    seen = newest(out)
+    ranks = start(out)
+    is_time = ranks.wait_until(lambda: newest(out) != seen)
+    time.sleep(chooser.uniform(0, 0.05))
+    was_alive = is_time and ranks.is_alive
+    ranks.kill()
+    return was_alive
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on two ranks that nobody disturbed."""
+    out = tmp_path_factory.mktemp("whole") / "run"
+    codes, output = start(out).wait()
+    assert codes == [0, 0], output
+    assert len(list(out.glob("*.jsonl"))) == 1
+    return out
+
+
+@pytest.mark.parametrize("num_kills", [2, pytest.param(NUM_KILLS, marks=pytest.mark.slow)])
+def test_kills_of_two_ranks_leave_no_trace(num_kills: int, whole: Path, tmp_path: Path) -> None:
+    broken, chooser = tmp_path / "run", random.Random(num_kills)
+    for kills in range(num_kills):
+        assert kill_after_progress(broken, chooser), f"the run ended after {kills} kills; make it longer"
+    codes, output = start(broken).wait()
+    assert codes == [0, 0], output
+    assert_same_run(whole, broken)
+
+
+@pytest.mark.parametrize("num_ranks", [1, pytest.param(3, marks=pytest.mark.slow)])
+def test_a_run_goes_on_with_another_number_of_ranks(num_ranks: int, whole: Path, tmp_path: Path) -> None:
+    moved = tmp_path / "run"
+    ranks = start(moved)
+    assert ranks.wait_until(lambda: len(newest(moved)) > 0)
+    ranks.members[1].signal(signal.SIGTERM)  # one hears it, both stop, and all that was trained is saved
+    codes, output = ranks.wait()
+    assert codes == [143, 143], output
+    assert output.count("everything so far is saved") == 1
+    codes, output = start(moved, num_ranks).wait()
+    assert codes == [0] * num_ranks, output
+    expected, got = (json.loads((run / "summary.json").read_text()) for run in (whole, moved))
+    for key in ("steps", "images", "evaluations"):
+        assert got["cost"][key] == expected["cost"][key]
+    losses = [
+        [json.loads(line).get("loss") for line in (run / "metrics.jsonl").read_text().splitlines()]
+        for run in (whole, moved)
+    ]
+    assert losses[1][:4] == pytest.approx(losses[0][:4], rel=1e-3)  # of the first task; later ones amplify rounding
+
+
+def test_a_rank_that_dies_ends_the_run(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    ranks = start(out)
+    assert ranks.wait_until(lambda: len(newest(out)) > 0)
+    ranks.members[1].kill()
+    code, output = ranks.members[0].wait()
+    assert code == 2, output
+    assert "Rank 0 of 2 has lost the connection to another rank" in output.splitlines()[-1]
+    assert "Traceback" not in output
+
+
+def test_a_rank_that_stalls_is_not_waited_for_longer_than_allowed(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    ranks = start(out, 2, "runtime.timeout_seconds=10")
+    ranks.wait_until(lambda: len(newest(out)) > 0)
+    ranks.members[1].signal(signal.SIGSTOP)
+    code, output = ranks.members[0].wait()
+    ranks.kill()
+    assert code == 2, output
+    assert "has waited 10 seconds (runtime.timeout_seconds) for another rank" in output.splitlines()[-1]
+
+
+def test_one_process_goes_on_where_two_ranks_were_refused_by_an_old_checkpoint(whole: Path, tmp_path: Path) -> None:
+    """Versions before this one gave each rank a batch of its own, and wrote down how many there were."""
+    old = tmp_path / "run"
+    subprocess.run(["cp", "-r", str(whole), str(old)], check=True)
+    (old / "summary.json").unlink()
+    (file,) = newest(old)
+    state = torch.load(file, weights_only=True)
+    state["identity"]["number of ranks"] = 2
+    from cflat.train.checkpoint import CheckpointStore
+
+    state.pop("version")
+    CheckpointStore(old / "checkpoints").save(state)
+    code, output = Command("run", "--resume", old, "--quiet", folder=tmp_path).wait()
+    assert code == 2
+    assert "each had train.batch_size images" in output
+
+
+def test_torchrun_prints_one_sentence(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "cflat"]
+    words = [*map(str, arguments("icarl", "class", tmp_path / "run")), "runtime.devices=4"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*command, *words], capture_output=True, text=True, env=environment, check=False)
+    said = [line for line in done.stderr.splitlines() if "cflat: " in line]
+    assert said == [
+        "cflat: torchrun has started 2 ranks on each of 1 hosts, but runtime.devices is 4 and runtime.num_nodes 1; "
+        "leave both out, or start as many."
+    ]
+    assert not (tmp_path / "run").exists()
