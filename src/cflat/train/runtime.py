@@ -186,14 +186,15 @@ def count_devices(settings: RuntimeSettings) -> tuple[int, int]:
     """
     distributed = torch.distributed
     if not (distributed.is_available() and distributed.is_torchelastic_launched()):
-        return settings.devices or 1, settings.num_nodes
+        return settings.devices, settings.num_nodes
     world = int(os.environ["WORLD_SIZE"])
     local = int(os.environ.get("LOCAL_WORLD_SIZE", world))
     hosts = max(1, world // local)
-    if settings.devices not in (None, local) or settings.num_nodes not in (1, hosts):
+    # 1 is what both are unless somebody has said otherwise.
+    if settings.devices not in (1, local) or settings.num_nodes not in (1, hosts):
         raise ConfigError(
-            f"torchrun has started {local} ranks on each of {hosts} hosts, but runtime.devices is "
-            f"{settings.devices or 1} and runtime.num_nodes {settings.num_nodes}; leave both out, or start as many."
+            f"torchrun has started {local} ranks on each of {hosts} hosts, but runtime.devices is {settings.devices} "
+            f"and runtime.num_nodes {settings.num_nodes}; leave both out, or start as many."
         )
     return local, hosts
 

@@ -81,8 +81,8 @@ class RuntimeSettings:
 
     accelerator: str = "auto"
     """cpu, cuda, mps or auto."""
-    devices: Machines | None = None
-    """Devices per host; None: as many as torchrun has started, or one. Several train one model together."""
+    devices: Machines = 1
+    """Devices per host, or as many ranks as torchrun has started there; several train one model together."""
     num_nodes: Machines = 1
     """Hosts; torchrun knows by itself."""
     strategy: str = "auto"
@@ -103,4 +103,4 @@ class RuntimeSettings:
     @property
     def num_ranks(self) -> int:
         """Processes that these settings ask for."""
-        return (self.devices or 1) * self.num_nodes
+        return self.devices * self.num_nodes
