@@ -18,7 +18,7 @@ import pytest
 from cflat import ConfigError, DataError
 from cflat.config.presets import resolve_config
 from cflat.runs.folder import RunFolder, RunSummary
-from cflat.runs.jobs import Job, JobsFailed, run_jobs
+from cflat.runs.jobs import Executor, Job, JobsFailed, SerialExecutor, run_jobs
 from cflat.runs.ray_executor import RayExecutor
 from cflat.train import StateNotSaved, TrainingInterrupted
 from counting import Counting
@@ -99,10 +99,11 @@ def test_without_ray_one_sentence_says_what_to_install(tmp_path: Path, monkeypat
         run_jobs([job(tmp_path / "a")], RayExecutor())
 
 
-def test_a_run_with_several_processes_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("executor", [RayExecutor(), SerialExecutor()])
+def test_a_run_with_several_processes_is_refused(executor: Executor, tmp_path: Path) -> None:
     several = job(tmp_path / "a", base={**TINY, "runtime": {"devices": 2}})
     with pytest.raises(ConfigError, match=r"runtime\.devices is 2"):
-        run_jobs([several], RayExecutor())
+        run_jobs([several], executor)
 
 
 def test_an_address_where_nobody_listens_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,17 @@ from cflat.runs.folder import RunFolder, RunSummary
 from cflat.runs.run import run
 from cflat.train import Observer
 
-__all__ = ["Executor", "Job", "JobsFailed", "SerialExecutor", "carry_out", "finish_jobs", "pending_jobs", "run_jobs"]
+__all__ = [
+    "Executor",
+    "Job",
+    "JobsFailed",
+    "SerialExecutor",
+    "carry_out",
+    "finish_jobs",
+    "pending_jobs",
+    "require_one_process",
+    "run_jobs",
+]
 
 MAX_NAMED = 5
 """Failed jobs that a message names."""
@@ -84,6 +94,7 @@ class SerialExecutor:
     def __call__(self, jobs: Sequence[Job]) -> Iterator[Job]:
         """Carry out the jobs in order; one that was interrupted goes on from its checkpoint."""
         for job in jobs:
+            require_one_process(job)
             carry_out(job, self.observe(job), self.should_stop)
             yield job
 
@@ -113,6 +124,20 @@ def carry_out(
         if not job.may_diverge:
             raise
         folder.write(folder.diverged_file, {"reason": str(error)})
+
+
+def require_one_process(job: Job) -> None:
+    """Refuse a job that several processes would share: they start one command, which here is more than a run.
+
+    Raises:
+        ConfigError: With the keys to change.
+    """
+    runtime = job.config.runtime
+    if runtime.num_ranks > 1:
+        raise ConfigError(
+            f"runtime.devices is {runtime.devices} and runtime.num_nodes {runtime.num_nodes}, but one of several runs "
+            "is one process; set both to 1, or start cflat run with torchrun."
+        )
 
 
 def run_jobs(jobs: Sequence[Job], executor: Executor | None = None) -> list[RunSummary]:

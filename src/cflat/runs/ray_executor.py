@@ -25,7 +25,7 @@ from cflat._errors import CFlatError, ConfigError, DataError, check
 from cflat.config.documents import Layer
 from cflat.config.run_config import RunConfig, parse_config
 from cflat.runs.interrupts import StopRequest
-from cflat.runs.jobs import Job, JobsFailed, carry_out
+from cflat.runs.jobs import Job, JobsFailed, carry_out, require_one_process
 from cflat.train import StateNotSaved, TrainingInterrupted
 
 __all__ = ["RayExecutor"]
@@ -78,7 +78,7 @@ class RayExecutor:
             StateNotSaved: If it was asked to stop and some jobs could not save.
         """
         for job in jobs:
-            _require_one_process(job)
+            require_one_process(job)
         with _connection() as (ray, is_own):
             pending = self._submit(ray, jobs, is_own)
             failures: list[tuple[Job, str]] = []
@@ -234,15 +234,6 @@ def _connect(ray: ModuleType, address: str | None) -> None:
     finally:
         if is_main:  # Ray replaces the handler, and with it our way to stop
             signal.signal(signal.SIGTERM, handler)
-
-
-def _require_one_process(job: Job) -> None:
-    runtime = job.config.runtime
-    if runtime.num_ranks > 1:
-        raise ConfigError(
-            f"runtime.devices is {runtime.devices} and runtime.num_nodes {runtime.num_nodes}, but with the executor "
-            "'ray' a run is one process; set both to 1, or start cflat run with torchrun."
-        )
 
 
 def _uses_gpu(config: RunConfig, has_gpus: bool, is_own: bool) -> bool:
