@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -14,7 +15,7 @@ from cflat._errors import CFlatError, ConfigError, RankLost
 from cflat._files import write_atomic
 from cflat.config.run_config import RunConfig
 
-__all__ = ["TrainingDiverged", "explained"]
+__all__ = ["TrainingDiverged", "explained", "in_company"]
 
 LOG = "error.log"
 NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
@@ -33,7 +34,6 @@ def explained(config: RunConfig, folder: Path | None) -> Iterator[None]:
 
     Raises:
         ConfigError: Instead of what was foreseen; everything else passes.
-        RankLost: If another rank has ended or stalled; what it died of is not known here.
     """
     try:
         yield
@@ -41,7 +41,7 @@ def explained(config: RunConfig, folder: Path | None) -> Iterator[None]:
         raise
     except Exception as error:
         if _is_of_ranks(error):
-            raise RankLost(_lost(error, config)) from error
+            raise
         log = None if folder is None else folder / LOG
         if log is not None:
             with suppress(CFlatError):
@@ -52,24 +52,40 @@ def explained(config: RunConfig, folder: Path | None) -> Iterator[None]:
         raise kind(f"{sentence}{'' if log is None else f' Details: {log}'}") from error
 
 
+@contextmanager
+def in_company(config: RunConfig) -> Iterator[None]:
+    """Say in a sentence that another rank has ended or stalled; what it died of is not known here.
+
+    Raises:
+        RankLost: Instead of what torch's process groups raise.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not _is_of_ranks(error):
+            raise
+        is_late = "time" in str(error).lower()
+        what = (
+            f"has waited {config.runtime.timeout_seconds:g} seconds (runtime.timeout_seconds) for another rank"
+            if is_late
+            else "has lost the connection to another rank, which has ended"
+        )
+        rank: int | str = os.environ.get("RANK", "?")
+        world: int | str = os.environ.get("WORLD_SIZE", "?")
+        if torch.distributed.is_initialized():  # or they have not found each other
+            rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        raise RankLost(f"Rank {rank} of {world} {what}; the run can be resumed from its last checkpoint.") from error
+
+
 def _is_of_ranks(error: Exception) -> bool:
     distributed = torch.distributed
-    if not (distributed.is_available() and distributed.is_initialized()):
+    if not distributed.is_available():
         return False
     return isinstance(error, distributed.DistError) or (
-        isinstance(error, RuntimeError) and any(words in str(error).lower() for words in NO_ANSWER)
+        isinstance(error, RuntimeError)
+        and distributed.is_initialized()
+        and any(words in str(error).lower() for words in NO_ANSWER)
     )
-
-
-def _lost(error: Exception, config: RunConfig) -> str:
-    rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    is_late = "time" in str(error).lower()
-    what = (
-        f"has waited {config.runtime.timeout_seconds:g} seconds (runtime.timeout_seconds) for another rank"
-        if is_late
-        else "has lost the connection to another rank, which has ended"
-    )
-    return f"Rank {rank} of {world} {what}; the run can be resumed from its last checkpoint."
 
 
 def _sentence(error: Exception, config: RunConfig) -> tuple[type[ConfigError], str | None]:

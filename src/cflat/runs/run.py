@@ -31,7 +31,7 @@ from cflat.methods import Method, StreamInfo, create_method
 from cflat.nn.backbone import Backbone, create_backbone
 from cflat.runs.changes import changed_keys, identity, with_newer_defaults
 from cflat.runs.environment import describe_environment
-from cflat.runs.failures import explained
+from cflat.runs.failures import explained, in_company
 from cflat.runs.folder import MetricsLog, RunFolder, RunSummary
 from cflat.runs.lock import owned, refuse_if_owned
 from cflat.runs.memory import MemoryLimit, require_batch
@@ -93,11 +93,10 @@ def run(
     if folder is not None and resume and folder.is_finished:
         return folder.load_summary()
     check_devices(config.runtime)
-    runtime = Runtime(config.runtime)
-    folder = runtime.share(folder)  # ranks that looked for a free one may have found another
-    own_folder = folder if runtime.is_main else None
-    with ExitStack() as stack:
-        log = None
+    with in_company(config), ExitStack() as stack:
+        runtime, log = Runtime(config.runtime), None
+        folder = runtime.share(folder)  # ranks that looked for a free one may have found another
+        own_folder = folder if runtime.is_main else None
         with runtime.together():
             if own_folder is not None:
                 check_folder(own_folder, resume)
