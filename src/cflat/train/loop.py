@@ -373,7 +373,8 @@ class _Run:
         per_evaluation = count_flops(objective.closure(batch))
         self.method.network.zero_grad()
         self.method.set_train_mode()
-        on_all = self.runtime.sum_over_ranks(torch.tensor([per_step, per_evaluation], dtype=torch.float64))
+        own = [0.0, 0.0] if batch.is_filler else [per_step, per_evaluation]
+        on_all = self.runtime.sum_over_ranks(torch.tensor(own, dtype=torch.float64))
         per_step, per_evaluation = on_all.tolist()
         return per_step, per_evaluation
 
