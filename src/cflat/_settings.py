@@ -7,8 +7,10 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import AllowInfNan, BeforeValidator, ConfigDict, Field, Strict
 from pydantic.dataclasses import dataclass
-from pydantic_core import PydanticCustomError
 from typing_extensions import dataclass_transform
+
+from cflat import _ranges
+from cflat._ranges import Fraction, NotNegative, Number, Positive, Share
 
 __all__ = [
     "LARGEST",
@@ -33,23 +35,9 @@ _CONFIG = ConfigDict(extra="forbid", use_attribute_docstrings=True, allow_inf_na
 C = TypeVar("C")
 
 
-def _refuse_truth(value: Any) -> Any:
-    """Keep ``epochs: true`` from meaning one epoch."""
-    if isinstance(value, bool):
-        raise PydanticCustomError("truth_value", "Input should be a number")
-    return value
-
-
-_NOT_BOOL = BeforeValidator(_refuse_truth)
-
-Count = Annotated[int, Field(ge=1, le=LARGEST), _NOT_BOOL]
-CountOrZero = Annotated[int, Field(ge=0, le=LARGEST), _NOT_BOOL]
-Pixels = Annotated[int, Field(ge=4, le=8192), _NOT_BOOL]
-Number = Annotated[float, _NOT_BOOL]
-Positive = Annotated[float, Field(gt=0), _NOT_BOOL]
-NotNegative = Annotated[float, Field(ge=0), _NOT_BOOL]
-Fraction = Annotated[float, Field(ge=0, lt=1), _NOT_BOOL]
-Share = Annotated[float, Field(ge=0, le=1), _NOT_BOOL]
+Count = Annotated[_ranges.Count, Field(le=LARGEST)]
+CountOrZero = Annotated[_ranges.CountOrZero, Field(le=LARGEST)]
+Pixels = Annotated[int, _ranges.Range(at_least=4, at_most=8192, integer=True)]
 Measured = Annotated[float, AllowInfNan(True), BeforeValidator(lambda value: math.nan if value is None else value)]
 """A result that may be NaN; JSON holds null then."""
 Flag = Annotated[bool, Strict()]

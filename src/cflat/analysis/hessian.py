@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from cflat._errors import check
+from cflat._ranges import Count, Positive, Range, check, checked
 from cflat.analysis._krylov import Krylov, quadrature, rank
 from cflat.analysis._point import Loss, Point
 from cflat.optim.engine import NonFiniteError, as_real
@@ -23,6 +23,8 @@ from cflat.optim.engine import NonFiniteError, as_real
 __all__ = [
     "Density", "Eigen", "Estimate", "Hessian", "hessian_vector_product", "spectrum_density", "top_eigenvalues", "trace",
 ]  # fmt: skip
+
+_Several = Annotated[int, Range(at_least=2, integer=True)]
 
 
 class Hessian:
@@ -134,13 +136,14 @@ def hessian_vector_product(loss: Loss, params: Sequence[Tensor]) -> Hessian:
         return Hessian(point)
 
 
+@checked
 def top_eigenvalues(
     loss: Loss,
     params: Sequence[Tensor],
-    k: int = 5,
+    k: Count = 5,
     *,
     which: Literal["largest", "smallest", "magnitude"] = "largest",
-    tolerance: float = 1e-6,
+    tolerance: Positive = 1e-6,
     max_products: int = 100,
     with_vectors: bool = False,
     seed: int = 0,
@@ -164,8 +167,6 @@ def top_eigenvalues(
         seed: Seed of the starting vector.
         model: The module whose buffers the evaluation must leave alone; optional.
     """
-    check("k", k, at_least=1, integer=True)
-    check("tolerance", tolerance, above=0)
     check("max_products", max_products, at_least=k, integer=True)
     with Point(loss, params, model) as point:
         hessian = Hessian(point)
@@ -189,8 +190,9 @@ def top_eigenvalues(
         )
 
 
+@checked
 def trace(
-    loss: Loss, params: Sequence[Tensor], samples: int = 32, *, seed: int = 0, model: nn.Module | None = None
+    loss: Loss, params: Sequence[Tensor], samples: _Several = 32, *, seed: int = 0, model: nn.Module | None = None
 ) -> Estimate:
     """Estimate the trace of the Hessian by Hutchinson's method with random signs.
 
@@ -204,7 +206,6 @@ def trace(
         seed: Seed of the probes.
         model: The module whose buffers the evaluation must leave alone; optional.
     """
-    check("samples", samples, at_least=2, integer=True)
     generator = _generator(seed)
     with Point(loss, params, model) as point:
         hessian = Hessian(point)
@@ -217,14 +218,15 @@ def trace(
     return Estimate(mean, math.sqrt(variance / samples), drawn)
 
 
+@checked
 def spectrum_density(
     loss: Loss,
     params: Sequence[Tensor],
     *,
-    probes: int = 8,
-    steps: int = 64,
-    sigma: float | None = None,
-    points: int = 1001,
+    probes: Count = 8,
+    steps: Count = 64,
+    sigma: Positive | None = None,
+    points: _Several = 1001,
     seed: int = 0,
     model: nn.Module | None = None,
 ) -> Density:
@@ -245,9 +247,6 @@ def spectrum_density(
         seed: Seed of the probes.
         model: The module whose buffers the evaluation must leave alone; optional.
     """
-    check("probes", probes, at_least=1, integer=True)
-    check("steps", steps, at_least=1, integer=True)
-    check("points", points, at_least=2, integer=True)
     generator = _generator(seed)
     with Point(loss, params, model) as point:
         hessian = Hessian(point)
@@ -264,7 +263,6 @@ def _smooth(nodes: Tensor, weights: Tensor, sigma: float | None, points: int) ->
     if sigma is None:
         # When all nodes are rounding errors of one value, their range is no scale.
         sigma = 0.01 * (high - low) if high - low > 1e-9 * abs(high) else 0.01 * (abs(high) or 1.0)
-    check("sigma", sigma, above=0)
     grid = torch.linspace(low - 6 * sigma, high + 6 * sigma, points, dtype=torch.float64)
     if (grid[1] - grid[0]).item() > sigma:
         raise ValueError(f"sigma={sigma:g} is finer than the grid of {points} points; raise points or sigma.")

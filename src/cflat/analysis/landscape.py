@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
-from cflat._errors import check
+from cflat._ranges import Range, checked
 from cflat.analysis._point import Loss, Point
 
 __all__ = ["Connection", "Plane", "Slice", "connect", "line", "plane", "random_direction"]
@@ -117,13 +118,14 @@ def plane(
     return Plane([float(x) for x in xs], [float(y) for y in ys], losses)
 
 
+@checked
 def connect(
     loss: Loss,
     params: Sequence[Tensor],
     start: Sequence[Tensor],
     end: Sequence[Tensor],
     *,
-    points: int = 21,
+    points: Annotated[int, Range(at_least=3, integer=True)] = 21,
     model: nn.Module | None = None,
 ) -> Connection:
     """Return the loss on the straight line between two sets of weights, such as the minima of two tasks.
@@ -139,7 +141,6 @@ def connect(
         points: Number of evaluations, both ends included; at least 3.
         model: The module whose buffers evaluations must leave alone; optional.
     """
-    check("points", points, at_least=3, integer=True)
     fractions = [index / (points - 1) for index in range(points)]
     with Point(loss, params, model) as point:
         first, last = point.vector("start", start), point.vector("end", end)

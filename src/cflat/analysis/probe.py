@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from cflat._errors import check
+from cflat._ranges import Count, CountOrZero, check, checked
 from cflat.analysis.recorder import GradientRecorder
 from cflat.analysis.shadow import Shadow
 from cflat.optim.engine import EPS, Vector, dot
@@ -145,14 +145,15 @@ class Probe:
         return ProbeResult(self.steps, rows, stability, said, suggested)
 
 
+@checked
 def probe(
     model: nn.Module,
     loss: Callable[[nn.Module, Any], Tensor],
     loader: Iterable[Any],
     base: Optimizer,
     *,
-    steps: int = 24,
-    warmup: int = 0,
+    steps: Count = 24,
+    warmup: CountOrZero = 0,
     radii: Sequence[float] = RADII,
     lam: float = 0.2,
     beta: float = 0.8,
@@ -182,8 +183,6 @@ def probe(
     >>> found.steps
     6
     """
-    check("steps", steps, at_least=1, integer=True)
-    check("warmup", warmup, at_least=0, integer=True)
     params = [param for group in base.param_groups for param in group["params"]]
     watched = Probe(params, model, radii=radii, lam=lam, beta=beta, k=k)
     for index, batch in zip(range(warmup + steps), _endless(loader), strict=False):

@@ -10,12 +10,12 @@ import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
-from cflat._errors import check
+from cflat._ranges import Count, Range, checked
 from cflat.optim import SharpnessAware
 from cflat.optim.engine import EPS, Evaluation, Vector
 
@@ -70,11 +70,14 @@ class GradientRecorder:
         max_records: At least 2.
     """
 
-    def __init__(self, every: int = 5, lag: int = 5, max_coordinates: int = 2**24, max_records: int = 20_000) -> None:
-        check("every", every, at_least=1, integer=True)
-        check("lag", lag, at_least=1, integer=True)
-        check("max_coordinates", max_coordinates, at_least=1, integer=True)
-        check("max_records", max_records, at_least=2, integer=True)
+    @checked
+    def __init__(
+        self,
+        every: Count = 5,
+        lag: Count = 5,
+        max_coordinates: Count = 2**24,
+        max_records: Annotated[int, Range(at_least=2, integer=True)] = 20_000,
+    ) -> None:
         if lag % every:
             raise ValueError(f"lag must be a multiple of every ({every}), got {lag}.")
         self.every, self.lag = every, lag

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from cflat._errors import check
+from cflat._ranges import Count, NotNegative, Positive, checked
 from cflat.analysis._point import Loss, Point
 from cflat.analysis.hessian import Hessian
 from cflat.optim.engine import EPS, Vector, as_real
@@ -39,13 +39,14 @@ class Terms:
     """|g|, or |T g| in the adaptive form: what both terms divided by rho tend to as rho goes to 0."""
 
 
+@checked
 def measure_terms(
     loss: Loss,
     params: Sequence[Tensor],
-    rho: float,
+    rho: Positive,
     *,
     adaptive: bool = False,
-    eta: float = 0.01,
+    eta: NotNegative = 0.01,
     model: nn.Module | None = None,
 ) -> Terms:
     """Estimate both terms with one step each, as the optimizers do.
@@ -64,8 +65,6 @@ def measure_terms(
         eta: Floor of the scale in the adaptive form; at least 0.
         model: The module whose buffers evaluations must leave alone; optional.
     """
-    check("rho", rho, above=0)
-    check("eta", eta, at_least=0)
     with Point(loss, params, model) as point:
         ball = _Ball(point, rho, eta if adaptive else None)
         start = ball.look()
@@ -77,15 +76,16 @@ def measure_terms(
         )
 
 
+@checked
 def ascend_terms(
     loss: Loss,
     params: Sequence[Tensor],
-    rho: float,
+    rho: Positive,
     *,
-    steps: int = 20,
-    starts: int = 4,
+    steps: Count = 20,
+    starts: Count = 4,
     adaptive: bool = False,
-    eta: float = 0.01,
+    eta: NotNegative = 0.01,
     seed: int = 0,
     model: nn.Module | None = None,
 ) -> Terms:
@@ -108,10 +108,6 @@ def ascend_terms(
         seed: Seed of the random starts.
         model: The module whose buffers evaluations must leave alone; optional.
     """
-    check("rho", rho, above=0)
-    check("eta", eta, at_least=0)
-    check("steps", steps, at_least=1, integer=True)
-    check("starts", starts, at_least=1, integer=True)
     with Point(loss, params, model) as point:
         ball = _Ball(point, rho, eta if adaptive else None)
         start = ball.look()

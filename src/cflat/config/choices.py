@@ -95,7 +95,7 @@ def _keyword_hints(cls: Any, defaults: Mapping[str, Any]) -> dict[str, Any]:
         ConfigError: If a keyword has no type or no default: the command line could not read a value for it.
     """
     try:
-        hints = get_type_hints(cls.__init__, localns={"Callable": Callable})  # the alias Radius is a forward reference
+        hints = get_type_hints(cls.__init__, include_extras=True)
     except NameError as error:
         raise ConfigError(f"{cls.__name__} cannot be configured: a type hint is unknown: {error}.") from None
     for key, default in defaults.items():

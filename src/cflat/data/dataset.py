@@ -9,7 +9,8 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from cflat._errors import DataError, check
+from cflat._errors import DataError
+from cflat._ranges import Fraction, check, checked
 from cflat.data.images import ImageSet
 from cflat.data.pixels import Indices
 
@@ -66,18 +67,18 @@ class Dataset:
             validation=validation,
         )
 
-    def hold_out(self, share: float, seed: int = 0) -> Dataset:
+    @checked
+    def hold_out(self, validation: Fraction, seed: int = 0) -> Dataset:
         """Move a share of the training images of each class (and domain) to ``validation``.
 
         At least one image of each group is moved and at least one stays; a group of one image stays whole. A share of 0
         moves nothing.
         """
-        check("validation", share, at_least=0, below=1)
-        if share == 0:
+        if validation == 0:
             return self
         held = [
             np.random.default_rng((seed, _HELD_OUT, label, domain + 1)).permutation(positions)[
-                : share_of(share, len(positions))
+                : share_of(validation, len(positions))
             ]
             for (label, domain), positions in image_groups(self.train).items()
         ]

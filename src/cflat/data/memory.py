@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Literal, TypeAlias, TypedDict, get_args
+from typing import Literal, TypeAlias, TypedDict
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from cflat._errors import DataError, check
+from cflat._errors import DataError
+from cflat._ranges import Count, CountOrZero, check, checked
 from cflat.data.images import ImageSet
 from cflat.data.pixels import Indices
 
@@ -76,22 +77,17 @@ class ExemplarMemory:
     66
     """
 
+    @checked
     def __init__(
         self,
         *,
-        total: int | None = None,
-        per_class: int | None = None,
+        total: Count | None = None,
+        per_class: Count | None = None,
         selection: Selection = "herding",
-        seed: int = 0,
+        seed: CountOrZero = 0,
     ) -> None:
         if (total is None) == (per_class is None):
             raise ValueError(f"Give exactly one of total and per_class, got {total!r} and {per_class!r}.")
-        for name, budget in (("total", total), ("per_class", per_class)):
-            if budget is not None:
-                check(name, budget, above=0, integer=True)
-        check("seed", seed, at_least=0, integer=True)
-        if selection not in get_args(Selection):
-            raise ValueError(f"selection must be 'herding' or 'random', got {selection!r}.")
         self.total = total
         self.per_class = per_class
         self.selection = selection

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from cflat._errors import DataError, check
+from cflat._errors import DataError
+from cflat._ranges import Fraction, checked
 from cflat.data.dataset import image_groups, share_of
 from cflat.data.stream import Stream, Task
 
@@ -16,7 +17,8 @@ _NOISE = 4
 """Key of these random numbers beside those that choose images."""
 
 
-def with_label_noise(stream: Stream, share: float, seed: int = 0) -> Stream:
+@checked
+def with_label_noise(stream: Stream, label_noise: Fraction, seed: int = 0) -> Stream:
     """Return the stream with a share of each class's training labels (and domain's) replaced, evenly at random.
 
     The new label is another class of the same task, so that images stay in their task and no class of a later task is
@@ -24,16 +26,15 @@ def with_label_noise(stream: Stream, share: float, seed: int = 0) -> Stream:
 
     Args:
         stream: What to spoil.
-        share: Of the labels; in [0, 1). 0 returns the stream itself.
+        label_noise: Share of the labels; in [0, 1). 0 returns the stream itself.
         seed: Decides which labels, and what they become.
 
     Raises:
         DataError: If a task has a single class: there is no other label to give.
     """
-    check("label_noise", share, at_least=0, below=1)
-    if share == 0:
+    if label_noise == 0:
         return stream
-    return replace(stream, tasks=tuple(_noisy(task, share, seed) for task in stream.tasks))
+    return replace(stream, tasks=tuple(_noisy(task, label_noise, seed) for task in stream.tasks))
 
 
 def _noisy(task: Task, share: float, seed: int) -> Task:

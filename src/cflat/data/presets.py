@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from cflat._errors import check
+from cflat._ranges import Count, checked
 from cflat._registry import Registry
 from cflat.data.transforms import (
     Brightness,
@@ -114,14 +114,14 @@ def eval_transform(
     return _finish(chosen, chosen.evaluate, image_size, mean, std)
 
 
+@checked
 def _finish(
     preset: Preset,
     build: Callable[[int], tuple[Stage, ...]],
-    image_size: int,
+    image_size: Count,
     mean: Sequence[float] | None,
     std: Sequence[float] | None,
 ) -> Transform:
-    check("image_size", image_size, above=0, integer=True)
     stages = build(image_size)
     if preset.normalization == "none":
         return Transform(stages)

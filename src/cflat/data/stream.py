@@ -16,7 +16,8 @@ from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 
-from cflat._errors import DataError, check
+from cflat._errors import DataError
+from cflat._ranges import Count, check, checked
 from cflat._registry import suggest
 from cflat.data.dataset import Dataset, image_groups, validate_dataset
 from cflat.data.images import ImageSet
@@ -91,9 +92,9 @@ class Stream:
         """Return the test images of all tasks up to and including a task."""
         return ImageSet.concat([task.test for task in self.tasks[: task_index + 1]])
 
-    def first(self, num_tasks: int) -> Stream:
+    @checked
+    def first(self, num_tasks: Count) -> Stream:
         """Return the stream that ends after its first tasks; all of it if it has no more."""
-        check("num_tasks", num_tasks, above=0, integer=True)
         tasks = self.tasks[:num_tasks]
         count = tasks[-1].classes.stop
         return replace(self, tasks=tasks, num_classes=count, class_names=self.class_names[:count])
@@ -131,14 +132,14 @@ def class_order(num_classes: int, seed: int | None = 1993) -> Indices:
     return np.random.RandomState(seed).permutation(num_classes).astype(np.int64)
 
 
-def task_sizes(num_classes: int, initial: int, increment: int) -> list[int]:
+@checked
+def task_sizes(num_classes: int, initial: int, increment: Count) -> list[int]:
     """Return the number of classes of each task; ``initial`` 0 means as many as ``increment``.
 
     >>> task_sizes(100, 50, 20)
     [50, 20, 20, 10]
     """
     check("initial", initial, at_least=0, at_most=num_classes, integer=True)
-    check("increment", increment, above=0, integer=True)
     initial = initial or min(increment, num_classes)
     num_full, remainder = divmod(num_classes - initial, increment)
     return [initial, *[increment] * num_full, *([remainder] if remainder else [])]

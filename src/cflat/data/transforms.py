@@ -15,8 +15,8 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from cflat._errors import check
 from cflat._lazy import LazyModule
+from cflat._ranges import check
 from cflat.data.pixels import Pixels
 
 __all__ = [

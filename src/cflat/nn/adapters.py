@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from cflat._errors import check
+from cflat._ranges import Count, checked
 from cflat.nn.backbone import Backbone
 from cflat.nn.vit import attend, mix, num_read, pool, vit_of
 
@@ -29,9 +29,9 @@ class Adapter(nn.Module):
         scale: Factor of the output.
     """
 
-    def __init__(self, dim: int, *, bottleneck: int = 64, dropout: float = 0.1, scale: float = 0.1) -> None:
+    @checked
+    def __init__(self, dim: int, *, bottleneck: Count = 64, dropout: float = 0.1, scale: float = 0.1) -> None:
         super().__init__()
-        check("bottleneck", bottleneck, at_least=1, integer=True)
         self.down = nn.Linear(dim, bottleneck)  # torch's default weight is Kaiming-uniform with a = sqrt(5)
         self.up = nn.Linear(bottleneck, dim)
         self.dropout = nn.Dropout(dropout)

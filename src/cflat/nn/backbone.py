@@ -14,8 +14,9 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from cflat._errors import DataError, check
+from cflat._errors import DataError
 from cflat._lazy import LazyModule
+from cflat._ranges import Count, Fraction, check, checked
 from cflat._registry import Registry
 from cflat.nn.recompute import recompute_blocks_
 from cflat.nn.small import ResNet8, ResNet32, SmallCNN
@@ -97,13 +98,14 @@ class BackboneSpec:
     std: tuple[float, ...] = _HALF
 
 
+@checked
 def create_backbone(
     name: str,
     *,
     weights: str | Path | None = None,
-    image_size: int | None = None,
-    num_channels: int = 3,
-    drop_path_rate: float = 0.0,
+    image_size: Count | None = None,
+    num_channels: Count = 3,
+    drop_path_rate: Fraction = 0.0,
     width: int | None = None,
     depth: int | None = None,
     checkpointing: bool = False,
@@ -127,10 +129,6 @@ def create_backbone(
         ValueError: The name is unknown or an argument does not suit the backbone.
         DataError: The weights cannot be found or do not fit.
     """
-    check("num_channels", num_channels, at_least=1, integer=True)
-    check("drop_path_rate", drop_path_rate, at_least=0, below=1)
-    if image_size is not None:
-        check("image_size", image_size, at_least=1, integer=True)
     is_pretrained = weights == "timm"
     spec = BackboneSpec("", timm_name=name[5:]) if name.startswith("timm:") else _BACKBONES[name]
     sizes = {key: value for key, value in (("width", width), ("depth", depth)) if value is not None}

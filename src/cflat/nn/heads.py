@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from cflat._errors import check
+from cflat._ranges import CountOrZero, checked
 from cflat.nn._growing import GrowingModule
 
 __all__ = ["CosineHead", "LinearHead", "NearestMeanHead", "full_precision"]
@@ -64,15 +64,14 @@ class LinearHead(GrowingModule):
         """Width of the features."""
         return self.weight.shape[1]
 
-    def grow(self, num_new: int, *, num_new_features: int = 0) -> None:
+    @checked
+    def grow(self, num_new: CountOrZero, *, num_new_features: CountOrZero = 0) -> None:
         """Add classes, and inputs at the end of the features (MEMO); known weights keep their place.
 
         Args:
             num_new: Classes to add; their rows are random.
             num_new_features: Inputs to add; their columns are random for old classes too.
         """
-        check("num_new", num_new, at_least=0, integer=True)
-        check("num_new_features", num_new_features, at_least=0, integer=True)
         num_old, old_dim = self.weight.shape
         if num_new == num_new_features == 0:
             return
@@ -120,7 +119,8 @@ class CosineHead(GrowingModule):
         """Width of the features."""
         return self.weight.shape[1]
 
-    def grow(self, num_new: int, *, zero_rows: bool = False) -> None:
+    @checked
+    def grow(self, num_new: CountOrZero, *, zero_rows: bool = False) -> None:
         """Add classes with random rows, uniform in +-1/sqrt(feature_dim); old rows and sigma stay.
 
         Args:
@@ -130,7 +130,6 @@ class CosineHead(GrowingModule):
                 that one step throws the row far away, where it never turns again, and every global gradient
                 norm (SAM, C-Flat, clipping) sees nothing but such rows.
         """
-        check("num_new", num_new, at_least=0, integer=True)
         rows = self.weight.new_zeros(num_new, self.feature_dim)
         if not zero_rows:
             bound = self.feature_dim**-0.5
@@ -186,9 +185,9 @@ class NearestMeanHead(GrowingModule):
         means = self.sums / self.counts.clamp(min=1).unsqueeze(1)
         return means if self.metric == "cosine" else functional.normalize(means, dim=1)
 
-    def grow(self, num_new: int) -> None:
+    @checked
+    def grow(self, num_new: CountOrZero) -> None:
         """Add classes that have no features yet."""
-        check("num_new", num_new, at_least=0, integer=True)
         self.sums = torch.cat([self.sums, self.sums.new_zeros(num_new, self.feature_dim)])
         self.counts = torch.cat([self.counts, self.counts.new_zeros(num_new)])
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from cflat._errors import check
+from cflat._ranges import CountOrZero, check, checked
 from cflat.nn.backbone import Backbone
 from cflat.nn.heads import full_precision
 from cflat.nn.ranks import sum_over_batch
@@ -143,9 +143,9 @@ class PrefixPrompts(nn.Module):
         """Return the mean cosine of the queries with the keys of their experts."""
         return _cosine(query, self.keys).gather(1, ids[:, None]).mean()
 
-    def add_experts(self, num_new: int) -> None:
+    @checked
+    def add_experts(self, num_new: CountOrZero) -> None:
         """Enlarge the pool; new experts and keys are random. Replaces parameters: build the optimizer afterwards."""
-        check("num_new", num_new, at_least=0, integer=True)
         for name, axis in (("experts", 2), ("keys", 0)):
             known: nn.Parameter = getattr(self, name)
             shape = [*known.shape[:axis], num_new, *known.shape[axis + 1 :]]

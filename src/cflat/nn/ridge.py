@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from cflat._errors import check
+from cflat._ranges import Count, CountOrZero, check, checked
 from cflat.nn._growing import GrowingModule
 from cflat.nn.heads import full_precision
 
@@ -52,17 +52,17 @@ class RidgeHead(GrowingModule):
     weight: Tensor
     ridge: Tensor
 
+    @checked
     def __init__(
         self,
         feature_dim: int,
-        num_projections: int = 10_000,
+        num_projections: Count = 10_000,
         *,
         seed: int,
         scoring: Literal["linear", "cosine"] = "linear",
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
-        check("num_projections", num_projections, at_least=1, integer=True)
         self.scoring = scoring
         generator = torch.Generator().manual_seed(seed)
         projection = torch.randn(feature_dim, num_projections, generator=generator, dtype=torch.float32)
@@ -88,9 +88,9 @@ class RidgeHead(GrowingModule):
         """Number of random features."""
         return self.projection.shape[1]
 
-    def grow(self, num_new: int) -> None:
+    @checked
+    def grow(self, num_new: CountOrZero) -> None:
         """Add classes without features; their rows are zero until `solve`."""
-        check("num_new", num_new, at_least=0, integer=True)
         rows = self.weight.new_zeros(num_new, self.num_projections)
         self.class_sums = torch.cat([self.class_sums, rows])
         self.weight = torch.cat([self.weight, rows])

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cflat._errors import check
+from cflat._ranges import Positive, Share, checked
 
 __all__ = ["Sinkhorn", "transport_plan", "transport_rows"]
 
@@ -26,8 +26,9 @@ CLOSE = 1e-4
 """Mass, of 1 in all, that rows and columns may miss without a word."""
 
 
+@checked
 def transport_plan(
-    new_means: Tensor, old_means: Tensor, *, regularization: float, sinkhorn: Sinkhorn = "log"
+    new_means: Tensor, old_means: Tensor, *, regularization: Positive, sinkhorn: Sinkhorn = "log"
 ) -> Tensor:
     """Return the entropic plan between two sets of class means, (num_new, num_old), uniform marginals.
 
@@ -40,7 +41,6 @@ def transport_plan(
     """
     import ot
 
-    check("regularization", regularization, above=0)
     cost = torch.cdist(new_means.double(), old_means.double()).cpu().numpy()
     num_new, num_old = cost.shape
     marginals = np.full(num_new, 1 / num_new), np.full(num_old, 1 / num_old)
@@ -62,14 +62,15 @@ def transport_plan(
     return torch.from_numpy(plan).to(new_means)
 
 
+@checked
 def transport_rows(
     old_rows: Tensor,
     new_rows: Tensor,
     old_means: Tensor,
     new_means: Tensor,
     *,
-    regularization: float = 0.02,
-    ratio: float = 0.25,
+    regularization: Positive = 0.02,
+    ratio: Share = 0.25,
     normalize_plan: bool = True,
     sinkhorn: Sinkhorn = "log",
 ) -> Tensor:
@@ -86,7 +87,6 @@ def transport_rows(
             The authors' code does not: its plan has mass 1/num_old per old class.
         sinkhorn: See `transport_plan`.
     """
-    check("ratio", ratio, at_least=0, at_most=1)
     plan = transport_plan(new_means, old_means, regularization=regularization, sinkhorn=sinkhorn)
     if normalize_plan:
         plan = plan * len(old_rows)

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
-from cflat._errors import check
+from cflat._ranges import Count, checked
 
 __all__ = ["MLP", "Identity"]
 
@@ -22,10 +22,9 @@ class MLP(nn.Module):
         depth: Hidden layers; at least 1.
     """
 
-    def __init__(self, num_inputs: int, width: int = 256, depth: int = 2) -> None:
+    @checked
+    def __init__(self, num_inputs: int, width: Count = 256, depth: Count = 2) -> None:
         super().__init__()
-        check("width", width, at_least=1, integer=True)
-        check("depth", depth, at_least=1, integer=True)
         self.num_features = width
         sizes = [num_inputs, *[width] * depth]
         self.layers = nn.ModuleList(nn.Linear(*pair) for pair in pairwise(sizes))

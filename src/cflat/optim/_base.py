@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from cflat._errors import ClosureError, check
+from cflat._errors import ClosureError
+from cflat._ranges import CountOrZero, check, checked
 from cflat.optim._clients import is_absent, refuse_skipped_micro_batches
 from cflat.optim._guards import BufferGuard, RandomGuard
 from cflat.optim._leftovers import refuse_late_changes
@@ -24,7 +25,7 @@ from cflat.optim._memory import DirectionMemory
 from cflat.optim._options import StepOptions
 from cflat.optim._passes import Direction, Evaluation, Passes
 from cflat.optim._scaling import refuse_scaler
-from cflat.optim._schedules import Radius, check_radius, radius_at
+from cflat.optim._schedules import Radius, radius_at
 from cflat.optim._telemetry import Branch, Outcome, Telemetry
 
 if TYPE_CHECKING:
@@ -47,18 +48,23 @@ class SharpnessAware(Optimizer):
     Args:
         base: Any torch optimizer; its groups and schedules stay in charge of the update.
         model: The module whose buffers extra evaluations must leave alone; optional.
-        rho: Radius of the perturbation in parameter space: a positive number, or a schedule (`InverseSqrt`).
+        rho: Radius of the perturbation in parameter space: a positive number, or a schedule (`InverseSqrt`); None for
+            an optimizer that does not perturb.
         options: How steps are carried out; see `StepOptions`.
     """
 
     # Makes GradScaler announce itself instead of stepping us with scaled gradients; see `step`.
     _step_supports_amp_scaling = True
 
-    _has_radius = True
-
     # Whether gradients that were accumulated before a step may simply be added to: true of one evaluation at theta.
     _adds_to_gradients = False
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "__init__" in cls.__dict__:
+            checked(cls)
+
+    @checked
     def __init__(
         self,
         base: Optimizer,
@@ -79,8 +85,6 @@ class SharpnessAware(Optimizer):
         except TypeError:
             name = type(base).__name__
             raise TypeError(f"base must be able to step without a closure, got {name}, which cannot.") from None
-        if self._has_radius:
-            check_radius("rho", rho)
         if not isinstance(options, StepOptions | None):
             raise ValueError(f"options must be a StepOptions, for example StepOptions(max_norm=1.0), got {options!r}.")
         self._is_linked = False
@@ -116,14 +120,14 @@ class SharpnessAware(Optimizer):
     def load_extra_state(self, state: dict[str, Any]) -> None:
         """Take over what `extra_state` returned."""
 
-    def start_task(self, index: int, num_tasks: int | None = None) -> None:
+    @checked
+    def start_task(self, index: CountOrZero, num_tasks: int | None = None) -> None:
         """Begin a task: forget directions and statistics of the one before.
 
         Args:
             index: Position of the task in the stream, from 0.
             num_tasks: Length of the stream, if it is known.
         """
-        check("index", index, at_least=0, integer=True)
         if num_tasks is not None:
             check("num_tasks", num_tasks, above=index, integer=True)
         self._settle()

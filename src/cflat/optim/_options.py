@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from cflat._errors import check
+from cflat._ranges import Positive, checked
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 __all__ = ["StepOptions"]
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class StepOptions:
     """How a step is carried out; the same for every algorithm.
@@ -29,7 +30,7 @@ class StepOptions:
             initialized; None: this process decides alone.
     """
 
-    max_norm: float | None = None
+    max_norm: Positive | None = None
     clip: Literal["final", "each"] = "final"
     replay_rng: bool = True
     guard_buffers: bool = True
@@ -37,11 +38,5 @@ class StepOptions:
     process_group: ProcessGroup | Literal["auto"] | None = "auto"
 
     def __post_init__(self) -> None:
-        if self.max_norm is not None:
-            check("max_norm", self.max_norm, above=0)
-        if self.clip not in ("final", "each"):
-            raise ValueError(f"clip must be 'final' or 'each', got {self.clip!r}.")
-        if self.perturbation not in ("synced", "local"):
-            raise ValueError(f"perturbation must be 'synced' or 'local', got {self.perturbation!r}.")
         if isinstance(self.process_group, str) and self.process_group != "auto":
             raise ValueError(f"process_group must be a ProcessGroup, 'auto' or None, got {self.process_group!r}.")

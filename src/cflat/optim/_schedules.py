@@ -10,13 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from cflat._errors import check
+from cflat._ranges import NotNegative, Positive, check, checked
 
-__all__ = ["InverseSqrt", "Radius", "TiedToLR", "check_radius", "radius_at"]
+__all__ = ["InverseSqrt", "Radius", "TiedToLR", "radius_at"]
 
-Radius: TypeAlias = "float | Callable[[int, float], float]"
+Radius: TypeAlias = Positive | Callable[[int, float], float]
 
 
+@checked
 @dataclass(frozen=True)
 class InverseSqrt:
     """Shrink as ``rho_0 / sqrt(t)``, t = 1, 2, ...: the schedule of the convergence theorem.
@@ -25,15 +26,13 @@ class InverseSqrt:
     0.05
     """
 
-    rho: float
-
-    def __post_init__(self) -> None:
-        check("rho", self.rho, above=0)
+    rho: Positive
 
     def __call__(self, step: int, lr: float) -> float:
         return float(self.rho / (step + 1) ** 0.5)
 
 
+@checked
 @dataclass(frozen=True)
 class TiedToLR:
     """Follow the learning rate linearly from ``rho_min`` at ``lr_min`` to ``rho_max`` at ``lr_max``, as in GSAM.
@@ -44,26 +43,16 @@ class TiedToLR:
 
     rho_max: float
     lr_max: float
-    rho_min: float = 0.0
-    lr_min: float = 0.0
+    rho_min: NotNegative = 0.0
+    lr_min: NotNegative = 0.0
 
     def __post_init__(self) -> None:
-        check("rho_min", self.rho_min, at_least=0)
         check("rho_max", self.rho_max, above=self.rho_min)
-        check("lr_min", self.lr_min, at_least=0)
         check("lr_max", self.lr_max, above=self.lr_min)
 
     def __call__(self, step: int, lr: float) -> float:
         share = min(max((lr - self.lr_min) / (self.lr_max - self.lr_min), 0.0), 1.0)
         return self.rho_min + (self.rho_max - self.rho_min) * share
-
-
-def check_radius(name: str, radius: Radius | None) -> None:
-    """Refuse a radius that is neither a positive number nor a schedule."""
-    if radius is None:
-        raise ValueError(f"{name} must be above 0 or a schedule, got None.")
-    if not callable(radius):
-        check(name, radius, above=0)
 
 
 def radius_at(radius: Radius, step: int, lr: float) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 from torch.optim import Optimizer
 
-from cflat._errors import check
+from cflat._ranges import Count, Fraction, Number
 from cflat.optim._base import SharpnessAware, StepOptions
 from cflat.optim._catalog import register_optimizer
 from cflat.optim._passes import Direction
@@ -46,17 +46,12 @@ class AESAM(SharpnessAware):
         *,
         model: nn.Module | None = None,
         rho: Radius = 0.05,
-        decay: float = 0.9,
-        start: float = 1.0,
-        end: float = -1.0,
-        total_steps: int | None = None,
+        decay: Fraction = 0.9,
+        start: Number = 1.0,
+        end: Number = -1.0,
+        total_steps: Count | None = None,
         options: StepOptions | None = None,
     ) -> None:
-        check("decay", decay, at_least=0, below=1)
-        check("start", start)
-        check("end", end)
-        if total_steps is not None:
-            check("total_steps", total_steps, at_least=1, integer=True)
         super().__init__(base, model=model, rho=rho, options=options)
         self.start, self.end, self.total_steps = start, end, total_steps
         self.trigger = EmaTrigger(decay, is_rooted=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 from torch.optim import Optimizer
 
-from cflat._errors import check
+from cflat._ranges import NotNegative
 from cflat.optim._base import SharpnessAware, StepOptions
 from cflat.optim._catalog import register_optimizer
 from cflat.optim._passes import Direction
@@ -44,10 +44,9 @@ class ASAM(SharpnessAware):
         *,
         model: nn.Module | None = None,
         rho: Radius = 0.5,
-        eta: float = 0.01,
+        eta: NotNegative = 0.01,
         options: StepOptions | None = None,
     ) -> None:
-        check("eta", eta, at_least=0)
         super().__init__(base, model=model, rho=rho, options=options)
         self.eta = eta
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from torch import nn
 from torch.optim import Optimizer
 
-from cflat._errors import check
+from cflat._ranges import NotNegative, Positive
 from cflat.optim._base import SharpnessAware, StepOptions
 from cflat.optim._catalog import register_optimizer
 from cflat.optim._passes import Direction
@@ -50,13 +50,10 @@ class CFlat(SharpnessAware):
         *,
         model: nn.Module | None = None,
         rho: Radius = 0.05,
-        lam: float = 0.2,
-        rho_fd: float | None = None,
+        lam: NotNegative = 0.2,
+        rho_fd: Positive | None = None,
         options: StepOptions | None = None,
     ) -> None:
-        check("lam", lam, at_least=0)
-        if rho_fd is not None:
-            check("rho_fd", rho_fd, above=0)
         super().__init__(base, model=model, rho=rho, options=options)
         self.lam = lam
         self.rho_fd = rho_fd

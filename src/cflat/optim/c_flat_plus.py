@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import Annotated
 
 from torch import nn
 from torch.optim import Optimizer
 
-from cflat._errors import check
+from cflat._ranges import NotNegative, Positive, Range
 from cflat.optim._base import SharpnessAware, StepOptions
 from cflat.optim._catalog import register_optimizer
 from cflat.optim._passes import Direction
@@ -49,21 +50,14 @@ class CFlatPlus(SharpnessAware):
         *,
         model: nn.Module | None = None,
         rho: Radius = 0.05,
-        lam: float = 0.2,
-        rho_fd: float | None = None,
-        amplitude: float = 5.0,
-        steepness: float = 0.1,
-        midpoint: float = 80.0,
-        gain: float = 1.0,
+        lam: NotNegative = 0.2,
+        rho_fd: Positive | None = None,
+        amplitude: Positive = 5.0,
+        steepness: Positive = 0.1,
+        midpoint: NotNegative = 80.0,
+        gain: Annotated[float, Range(above=0, at_most=1)] = 1.0,
         options: StepOptions | None = None,
     ) -> None:
-        check("lam", lam, at_least=0)
-        if rho_fd is not None:
-            check("rho_fd", rho_fd, above=0)
-        check("amplitude", amplitude, above=0)
-        check("steepness", steepness, above=0)
-        check("midpoint", midpoint, at_least=0)
-        check("gain", gain, above=0, at_most=1)
         super().__init__(base, model=model, rho=rho, options=options)
         self.lam, self.rho_fd = lam, rho_fd
         self.initial_amplitude = self.amplitude = amplitude

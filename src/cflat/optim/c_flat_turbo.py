@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from torch import nn
 from torch.optim import Optimizer
 
-from cflat._errors import check
+from cflat._ranges import Count, Fraction, NotNegative, Positive, Range, checked
 from cflat._registry import suggest
 from cflat.optim._base import SharpnessAware, StepOptions
 from cflat.optim._catalog import register_optimizer
@@ -27,6 +27,7 @@ from cflat.optim._weights import Weights
 __all__ = ["CFlatTurbo", "TurboRules"]
 
 
+@checked
 @dataclass(frozen=True)
 class TurboRules:
     """What stands in for C-Flat's terms between exact computations, and when these take place.
@@ -49,16 +50,12 @@ class TurboRules:
     """
 
     surrogate: Literal["measured", "amplified", "calibrated"] = "amplified"
-    keep: float = 0.0
-    full_every: int = 1
+    keep: Fraction = 0.0
+    full_every: Count = 1
     is_guarded: bool = False
     evaluations: float | None = None
     dispersion: Literal["variance", "deviation"] = "variance"
     refresh: Literal["modulo", "age"] = "modulo"
-
-    def __post_init__(self) -> None:
-        check("keep", self.keep, at_least=0, below=1)
-        check("full_every", self.full_every, at_least=1, integer=True)
 
     @property
     def is_measured(self) -> bool:
@@ -133,33 +130,19 @@ class CFlatTurbo(SharpnessAware):
         *,
         model: nn.Module | None = None,
         rho: Radius = 0.05,
-        rho_fd: float | None = None,
-        lam: float = 0.2,
-        evaluations: float | None = None,
-        k: int | None = None,
-        k_growth: float = 10.0,
+        rho_fd: Positive | None = None,
+        lam: NotNegative = 0.2,
+        evaluations: Annotated[float, Range(above=1, at_most=4)] | None = None,
+        k: Count | None = None,
+        k_growth: NotNegative = 10.0,
         schedule: bool = True,
         rules: str | TurboRules = "adaptive",
-        beta: float = 0.8,
+        beta: NotNegative = 0.8,
         trigger: bool | None = None,
-        threshold: float = 1.0,
-        decay: float = 0.9,
+        threshold: NotNegative = 1.0,
+        decay: Fraction = 0.9,
         options: StepOptions | None = None,
     ) -> None:
-        if rho_fd is not None:
-            check("rho_fd", rho_fd, above=0)
-        check("lam", lam, at_least=0)
-        if evaluations is not None:
-            check("evaluations", evaluations, above=1, at_most=4)
-        if k is not None:
-            check("k", k, at_least=1, integer=True)
-        check("k_growth", k_growth, at_least=0)
-        check("beta", beta, at_least=0)
-        check("threshold", threshold, at_least=0)
-        check("decay", decay, at_least=0, below=1)
-        for name, flag in (("trigger", trigger), ("schedule", schedule)):
-            if not isinstance(flag, bool) and not (name == "trigger" and flag is None):
-                raise ValueError(f"{name} must be True or False, got {flag!r}.")
         super().__init__(base, model=model, rho=rho, options=options)
         self.rules = rules if isinstance(rules, TurboRules) else TurboRules.named(rules)
         self._check_rules(evaluations, k, schedule, trigger)

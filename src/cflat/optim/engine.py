@@ -4,7 +4,7 @@ A new optimizer needs `Direction`, `Weights` and `Radius` for its types; tools t
 `Evaluation`, and the guards to evaluate a model without leaving a trace.
 """
 
-from cflat._errors import check
+from cflat._ranges import Count, CountOrZero, Fraction, NotNegative, Positive, Range, Share, check
 from cflat.optim._base import SharpnessAware, StepOptions
 from cflat.optim._catalog import register_optimizer
 from cflat.optim._guards import BufferGuard, RandomGuard
@@ -16,11 +16,18 @@ from cflat.optim._weights import Weights, data_of
 __all__ = [
     "EPS",
     "BufferGuard",
+    "Count",
+    "CountOrZero",
     "Direction",
     "Evaluation",
+    "Fraction",
     "NonFiniteError",
+    "NotNegative",
+    "Positive",
     "Radius",
     "RandomGuard",
+    "Range",
+    "Share",
     "SharpnessAware",
     "StepOptions",
     "Vector",

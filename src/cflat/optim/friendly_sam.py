@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 from torch.optim import Optimizer
 
-from cflat._errors import check
+from cflat._ranges import Fraction, NotNegative
 from cflat.optim._base import SharpnessAware, StepOptions
 from cflat.optim._catalog import register_optimizer
 from cflat.optim._passes import Direction
@@ -44,12 +44,10 @@ class FriendlySAM(SharpnessAware):
         *,
         model: nn.Module | None = None,
         rho: Radius = 0.05,
-        sigma: float = 1.0,
-        decay: float = 0.9,
+        sigma: NotNegative = 1.0,
+        decay: Fraction = 0.9,
         options: StepOptions | None = None,
     ) -> None:
-        check("sigma", sigma, at_least=0)
-        check("decay", decay, at_least=0, below=1)
         super().__init__(base, model=model, rho=rho, options=options)
         self.sigma = sigma
         self.decay = decay

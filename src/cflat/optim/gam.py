@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 from torch.optim import Optimizer
 
-from cflat._errors import check
+from cflat._ranges import NotNegative, Positive
 from cflat.optim._base import SharpnessAware, StepOptions
 from cflat.optim._catalog import register_optimizer
 from cflat.optim._passes import Direction
@@ -47,13 +47,11 @@ class GAM(SharpnessAware):
         *,
         model: nn.Module | None = None,
         rho: Radius = 0.2,
-        rho_fd: float = 0.02,
-        gamma: float = 0.03,
+        rho_fd: Positive = 0.02,
+        gamma: NotNegative = 0.03,
         betas: tuple[float, float, float] = (1.0, -1.0, 1.0),
         options: StepOptions | None = None,
     ) -> None:
-        check("rho_fd", rho_fd, above=0)
-        check("gamma", gamma, at_least=0)
         if not isinstance(betas, tuple | list) or [isinstance(b, int | float) for b in betas] != [True] * 3:
             raise ValueError(f"betas must be three numbers, got {betas!r}.")
         super().__init__(base, model=model, rho=rho, options=options)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 from torch.optim import Optimizer
 
-from cflat._errors import check
+from cflat._ranges import NotNegative
 from cflat.optim._base import SharpnessAware, StepOptions
 from cflat.optim._catalog import register_optimizer
 from cflat.optim._passes import Direction
@@ -42,10 +42,9 @@ class GSAM(SharpnessAware):
         *,
         model: nn.Module | None = None,
         rho: Radius = 0.05,
-        alpha: float = 0.4,
+        alpha: NotNegative = 0.4,
         options: StepOptions | None = None,
     ) -> None:
-        check("alpha", alpha, at_least=0)
         super().__init__(base, model=model, rho=rho, options=options)
         self.alpha = alpha
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 from torch.optim import Optimizer
 
-from cflat._errors import check
+from cflat._ranges import Count, NotNegative
 from cflat.optim._base import SharpnessAware, StepOptions
 from cflat.optim._catalog import register_optimizer
 from cflat.optim._passes import Direction
@@ -45,12 +45,10 @@ class LookSAM(SharpnessAware):
         *,
         model: nn.Module | None = None,
         rho: Radius = 0.05,
-        k: int = 5,
-        alpha: float = 0.7,
+        k: Count = 5,
+        alpha: NotNegative = 0.7,
         options: StepOptions | None = None,
     ) -> None:
-        check("k", k, at_least=1, integer=True)
-        check("alpha", alpha, at_least=0)
         super().__init__(base, model=model, rho=rho, options=options)
         self.k = k
         self.alpha = alpha

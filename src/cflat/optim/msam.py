@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 from torch.optim import Optimizer
 
-from cflat._errors import check
+from cflat._ranges import Fraction
 from cflat.optim._base import SharpnessAware, StepOptions
 from cflat.optim._catalog import register_optimizer
 from cflat.optim._passes import Direction
@@ -45,10 +45,9 @@ class MSAM(SharpnessAware):
         *,
         model: nn.Module | None = None,
         rho: Radius = 0.5,
-        momentum: float = 0.9,
+        momentum: Fraction = 0.9,
         options: StepOptions | None = None,
     ) -> None:
-        check("momentum", momentum, at_least=0, below=1)
         super().__init__(base, model=model, rho=rho, options=options)
         self.momentum = momentum
 

@@ -23,7 +23,6 @@ class Plain(SharpnessAware):
         options: How steps are carried out; see `StepOptions`.
     """
 
-    _has_radius = False
     _adds_to_gradients = True
 
     def __init__(self, base: Optimizer, *, model: nn.Module | None = None, options: StepOptions | None = None) -> None:

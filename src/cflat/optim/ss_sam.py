@@ -8,7 +8,7 @@ from collections.abc import Callable
 from torch import nn
 from torch.optim import Optimizer
 
-from cflat._errors import check
+from cflat._ranges import Share, Whole
 from cflat.optim._base import SharpnessAware, StepOptions
 from cflat.optim._catalog import register_optimizer
 from cflat.optim._passes import Direction
@@ -46,13 +46,10 @@ class SSSAM(SharpnessAware):
         *,
         model: nn.Module | None = None,
         rho: Radius = 0.05,
-        p: float | Callable[[int], float] = 0.5,
-        seed: int = 0,
+        p: Share | Callable[[int], float] = 0.5,
+        seed: Whole = 0,
         options: StepOptions | None = None,
     ) -> None:
-        if not callable(p):
-            check("p", p, at_least=0, at_most=1)
-        check("seed", seed, integer=True)
         super().__init__(base, model=model, rho=rho, options=options)
         self.p = p
         self.seed = seed
