@@ -15,7 +15,7 @@ from typing import NamedTuple
 import pytest
 
 import cflat
-from cflat.cli.listing import LISTS
+from cflat.cli.commands.listing import LISTS
 from cflat.cli.main import run_app
 from cflat.cli.options import safe_name
 from cflat.cli.output import percent

@@ -391,7 +391,7 @@ COMMANDS = [
 
 @pytest.mark.parametrize("chosen", COMMANDS)
 def test_the_command_resolves_to_the_same_configuration(chosen, capsys, monkeypatch) -> None:
-    import cflat.cli.run as command_line
+    import cflat.cli.commands.run as command_line
 
     seen = []
     monkeypatch.setattr(command_line, "_show_plan", lambda config, folder, as_json: seen.append(config))

@@ -6,6 +6,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Annotated
 
 import typer
@@ -13,28 +14,13 @@ import typer
 import cflat
 from cflat._errors import CFlatError, ConfigError, OtherRankFailed, shortened
 from cflat._plugins import load_plugins
-from cflat.cli import (
-    analyze,
-    check_data,
-    compare,
-    demo,
-    doctor,
-    features,
-    listing,
-    plan,
-    predict,
-    probe,
-    report,
-    reproduce,
-    run,
-    sweep,
-    tune,
-)
 from cflat.cli.output import is_main_process, let_main_speak, own_rank
 
 __all__ = ["app", "run_app"]
 
 DEBUG = "--debug"
+_MODULES = {"list": "listing", "check-data": "check_data"}
+"""Commands whose name is no name of a module."""
 
 app = typer.Typer(
     name="cflat",
@@ -58,23 +44,26 @@ Examples:
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
 )
-for _name, _module in (
-    ("demo", demo),
-    ("run", run),
-    ("plan", plan),
-    ("compare", compare),
-    ("sweep", sweep),
-    ("tune", tune),
-    ("reproduce", reproduce),
-    ("report", report),
-    ("analyze", analyze),
-    ("probe", probe),
-    ("predict", predict),
-    ("list", listing),
-    ("doctor", doctor),
-    ("check-data", check_data),
-    ("features", features),
-):
+COMMANDS = (
+    "demo",
+    "run",
+    "plan",
+    "compare",
+    "sweep",
+    "tune",
+    "reproduce",
+    "report",
+    "analyze",
+    "probe",
+    "predict",
+    "list",
+    "doctor",
+    "check-data",
+    "features",
+)
+"""In the order of the help."""
+for _name in COMMANDS:
+    _module = import_module(f"cflat.cli.commands.{_MODULES.get(_name, _name)}")
     app.command(_name, epilog=_module.EXAMPLES)(_module.command)
 
 

@@ -2,55 +2,118 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar, cast
 
 import typer
 
 from cflat._errors import ConfigError
 
 __all__ = [
-    "Config",
-    "Data",
     "DataRoot",
     "Json",
-    "Method",
     "Overrides",
-    "Preset",
     "Quiet",
     "Weights",
     "chosen_layer",
     "comma_names",
     "comma_numbers",
     "safe_name",
+    "takes_settings",
+    "usual_folder",
 ]
 
+Command = TypeVar("Command", bound=Callable[..., None])
 MAX_WORD = 40
 """Characters of a part of a folder's name; file systems allow 255 bytes in all."""
 
-Method = Annotated[str | None, typer.Option("--method", "-m", help="Method; see: cflat list methods")]
-Data = Annotated[
-    str | None, typer.Option("--data", "-d", help="Dataset, or folder:PATH, npz:PATH, domains:PATH, features:PATH")
-]
 DataRoot = Annotated[str | None, typer.Option(help="Folder that holds the datasets; default $CFLAT_DATA")]
 Weights = Annotated[str | None, typer.Option(help="Weights of the backbone: a file, timm (download), or random")]
-Preset = Annotated[str | None, typer.Option(help="paper, pilot, cpu or smoke; default: paper, and cpu for digits")]
-Config = Annotated[Path | None, typer.Option("--config", "-c", help="YAML or JSON file with any of the keys")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress")]
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="KEY=VALUE", help="Any key, for example train.epochs=5 optimizer.rho=0.1"),
 ]
+_RUN = typer.Argument(metavar="DIR | KEY=VALUE ...", help="A run directory, or keys of a fresh run")
 
-KEYS = {
-    "data": "data.name",
-    "data_root": "data.root",
-    "backbone": "backbone.name",
-    "weights": "backbone.weights",
-    "image_size": "backbone.image_size",
+SETTINGS: dict[str, tuple[str, Any]] = {
+    "method": (
+        "method",
+        Annotated[str | None, typer.Option("--method", "-m", help="Method; see: cflat list methods")],
+    ),
+    "data": (
+        "data.name",
+        Annotated[
+            str | None,
+            typer.Option("--data", "-d", help="Dataset, or folder:PATH, npz:PATH, domains:PATH, features:PATH"),
+        ],
+    ),
+    "optimizer": (
+        "optimizer",
+        Annotated[str | None, typer.Option("--optimizer", "-o", help="See: cflat list optimizers")],
+    ),
+    "backbone": (
+        "backbone.name",
+        Annotated[str | None, typer.Option(help="Frozen network; see: cflat list backbones")],
+    ),
+    "weights": ("backbone.weights", Weights),
+    "image_size": (
+        "backbone.image_size",
+        Annotated[int | None, typer.Option(help="Side of the input; default: that of the weights")],
+    ),
+    "preset": (
+        "preset",
+        Annotated[str | None, typer.Option(help="paper, pilot, cpu or smoke; default: paper, and cpu for digits")],
+    ),
+    "seed": ("seed", Annotated[int | None, typer.Option(help="Decides everything random")]),
+    "data_root": ("data.root", DataRoot),
 }
-"""What options set that are not called like a key."""
+"""Options that set keys of a configuration: the key, and how the option is written."""
+_CONFIG = Annotated[Path | None, typer.Option("--config", "-c", help="YAML or JSON file with any of the keys")]
+
+
+def takes_settings(*names: str, file: bool = True) -> Callable[[Command], Command]:
+    """Let a command take some of `SETTINGS`, a file and ``KEY=VALUE`` words; its first argument is their layer.
+
+    A command with a parameter ``folders`` gets there the words that are no ``KEY=VALUE``.
+
+    Args:
+        names: Of the options, in the order of the help.
+        file: Whether ``--config`` is one of them.
+    """
+
+    def decorate(command: Command) -> Command:
+        own = inspect.signature(command, eval_str=True).parameters
+        annotations = {
+            "overrides": Annotated[list[str] | None, _RUN] if "folders" in own else Overrides,
+            **{name: SETTINGS[name][1] for name in names},
+            **({"config": _CONFIG} if file else {}),
+        }
+        shared = [
+            inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=annotation)
+            for name, annotation in annotations.items()
+        ]
+        others = [parameter for parameter in list(own.values())[1:] if parameter.name != "folders"]
+
+        @wraps(command)
+        def call(**given: Any) -> None:
+            words = given.pop("overrides") or []
+            if "folders" in own:
+                given["folders"] = [word for word in words if "=" not in word or Path(word).is_dir()]
+                words = [word for word in words if word not in given["folders"]]
+            chosen = {name: given.pop(name) for name in names}
+            command(chosen_layer(given.pop("config", None), words, **chosen), **given)
+
+        made: Any = call
+        made.__signature__ = inspect.Signature([*shared, *others])
+        made.__annotations__ = {parameter.name: parameter.annotation for parameter in [*shared, *others]}
+        return cast(Command, made)
+
+    return decorate
 
 
 def chosen_layer(config: Path | None, overrides: list[str] | None, **options: str | int | None) -> dict[str, Any]:
@@ -58,7 +121,7 @@ def chosen_layer(config: Path | None, overrides: list[str] | None, **options: st
     from cflat.config.documents import merge, nested, parse_overrides, read_document
 
     layers: list[dict[str, Any]] = [read_document(config)] if config is not None else []
-    layers += [nested(KEYS.get(name, name), value) for name, value in options.items() if value is not None]
+    layers += [nested(SETTINGS[name][0], value) for name, value in options.items() if value is not None]
     return merge(*layers, parse_overrides(overrides or []))
 
 
@@ -94,3 +157,9 @@ def safe_name(*parts: object) -> str:
         kind, _, path = str(part).partition(":")
         words += [kind, *([Path(path).stem] if path else [])]
     return "-".join("".join(c if c.isalnum() or c in "._" else "-" for c in word[:MAX_WORD]) for word in words)
+
+
+def usual_folder(study: str, layer: dict[str, Any]) -> Path:
+    """Return where the results of a study go unless ``--out`` says otherwise: ``runs/STUDY-METHOD-DATA``."""
+    chosen = (layer.get(key) for key in ("method", "data"))
+    return Path("runs") / safe_name(study, *(one.get("name") if isinstance(one, dict) else one for one in chosen))

@@ -8,20 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cflat.cli.jobs import ExecutorName, Gpus, job_executor
-from cflat.cli.options import (
-    Config,
-    Data,
-    DataRoot,
-    Json,
-    Method,
-    Overrides,
-    Preset,
-    Quiet,
-    Weights,
-    chosen_layer,
-    comma_numbers,
-    safe_name,
-)
+from cflat.cli.options import Json, Quiet, comma_numbers, takes_settings, usual_folder
 from cflat.cli.output import SPREAD_COLUMNS, console, emit_json, next_command, spread_cells, table
 
 if TYPE_CHECKING:
@@ -39,10 +26,9 @@ Examples:
 """
 
 
+@takes_settings("method", "data", "preset", "weights", "data_root")
 def command(
-    overrides: Overrides = None,
-    method: Method = None,
-    data: Data = None,
+    layer: dict[str, Any],
     optimizers: Annotated[
         str | None,
         typer.Option(
@@ -54,11 +40,7 @@ def command(
     ] = None,
     seeds: Annotated[str, typer.Option(help="Separated by commas")] = "0,1,2",
     tuned: Annotated[Path | None, typer.Option(help="Settings of each optimizer: tuned.json of cflat tune")] = None,
-    preset: Preset = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the runs; default runs/compare-METHOD-DATA")] = None,
-    weights: Weights = None,
-    data_root: DataRoot = None,
-    config: Config = None,
     executor: ExecutorName = "local",
     gpus: Gpus = 1.0,
     quiet: Quiet = False,
@@ -70,9 +52,6 @@ def command(
     from cflat.studies.compare import compare, comparison_values, write_comparison
     from cflat.studies.tuned import read_tuning, require_tuned
 
-    layer = chosen_layer(
-        config, overrides, method=method, data=data, data_root=data_root, weights=weights, preset=preset
-    )
     names = list_variants(optimizers or DEFAULT)
     numbers = comma_numbers("--seeds", seeds)
     settings: dict[str, dict[str, Any]] = {}
@@ -83,8 +62,7 @@ def command(
         names = [parse_variant(name).text for name in list_variants(optimizers)] if optimizers else list(settings)
         require_tuned(names, found)
         layer = found.final_layer(layer)
-    words = ("compare", *(["tuned"] if tuned else []), *(_name(layer.get(key)) for key in ("method", "data")))
-    folder = out or Path("runs") / safe_name(*words)
+    folder = out or usual_folder("compare-tuned" if tuned else "compare", layer)
     with job_executor(executor, folder, quiet or json, gpus) as chosen:
         if tuned is not None:  # the page must know that each optimizer has the settings of one search
             found.write(folder / "tuned.json")
@@ -121,7 +99,3 @@ def show_comparison(result: SweepResult) -> None:
         ]
         out.print()
         out.print(table(title, ["optimizer", *(METRICS[name].title for name in HEADLINES)], rows))
-
-
-def _name(section: object) -> object:
-    return section.get("name") if isinstance(section, dict) else section

@@ -4,24 +4,12 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from cflat._errors import ConfigError
-from cflat.cli.options import (
-    Config,
-    Data,
-    DataRoot,
-    Json,
-    Method,
-    Overrides,
-    Preset,
-    Quiet,
-    Weights,
-    chosen_layer,
-    safe_name,
-)
+from cflat.cli.options import Json, Quiet, takes_settings, usual_folder
 from cflat.cli.output import console, emit_json, next_command, note, table, tell_stopping
 
 if TYPE_CHECKING:
@@ -36,10 +24,9 @@ Examples:
 """
 
 
+@takes_settings("method", "data", "preset", "seed", "weights", "data_root")
 def command(
-    overrides: Overrides = None,
-    method: Method = None,
-    data: Data = None,
+    layer: dict[str, Any],
     radii: Annotated[
         str | None,
         typer.Option(help="Separated by commas; the verdict is about the first. Default: the preset's first"),
@@ -47,35 +34,20 @@ def command(
     steps: Annotated[int, typer.Option(min=1, help="Steps to look at")] = 24,
     warmup: Annotated[int, typer.Option(min=0, help="Steps to train before")] = 10,
     task: Annotated[int, typer.Option(min=0, help="The task to look at, from 0; those before are trained plainly")] = 0,
-    preset: Preset = None,
-    seed: Annotated[int | None, typer.Option(help="Decides everything random")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the results; default runs/probe-METHOD-DATA")] = None,
-    weights: Weights = None,
-    data_root: DataRoot = None,
-    config: Config = None,
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
     """Compare the updates of the optimizers with the plain gradient and with exact C-Flat, over a grid of radii."""
     from cflat.config.commands import compare_command
+    from cflat.config.documents import merge
     from cflat.config.presets import radius_of, resolve_config
     from cflat.runs.interrupts import StopRequest
     from cflat.studies.probe import probe_run
 
-    layer = chosen_layer(
-        config,
-        overrides,
-        method=method,
-        data=data,
-        data_root=data_root,
-        optimizer="c_flat_turbo",
-        weights=weights,
-        preset=preset,
-        seed=seed,
-    )
-    resolved = resolve_config(layer)
+    resolved = resolve_config(merge(layer, {"optimizer": "c_flat_turbo"}))
     grid = _radii(radii, radius_of(resolved))
-    folder = out or Path("runs") / safe_name("probe", resolved.method.name, resolved.data.name)
+    folder = out or usual_folder("probe", layer)
     told = 0
 
     def tell(done: int) -> None:

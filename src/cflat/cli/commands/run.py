@@ -4,25 +4,13 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from cflat._errors import ConfigError
 from cflat.cli.jobs import stoppable
-from cflat.cli.options import (
-    Config,
-    Data,
-    DataRoot,
-    Json,
-    Method,
-    Overrides,
-    Preset,
-    Quiet,
-    Weights,
-    chosen_layer,
-    safe_name,
-)
+from cflat.cli.options import Json, Quiet, safe_name, takes_settings
 from cflat.cli.output import (
     console,
     emit_json,
@@ -50,17 +38,10 @@ Examples:
 """
 
 
+@takes_settings("method", "data", "optimizer", "preset", "seed", "weights", "data_root")
 def command(
-    overrides: Overrides = None,
-    method: Method = None,
-    data: Data = None,
-    optimizer: Annotated[str | None, typer.Option("--optimizer", "-o", help="See: cflat list optimizers")] = None,
-    preset: Preset = None,
-    seed: Annotated[int | None, typer.Option(help="Decides everything random")] = None,
+    layer: dict[str, Any],
     out: Annotated[Path | None, typer.Option(help="Run directory; default runs/METHOD-DATA-OPTIMIZER-seedN")] = None,
-    weights: Weights = None,
-    data_root: DataRoot = None,
-    config: Config = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with the run in this directory")] = None,
     track: Annotated[str | None, typer.Option(help="Also send numbers to tensorboard, wandb or mlflow")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the configuration and the plan, then stop")] = False,
@@ -72,17 +53,6 @@ def command(
     from cflat.runs.changes import change_config, changed_keys
     from cflat.runs.folder import RunFolder
 
-    layer = chosen_layer(
-        config,
-        overrides,
-        method=method,
-        data=data,
-        data_root=data_root,
-        optimizer=optimizer,
-        weights=weights,
-        preset=preset,
-        seed=seed,
-    )
     if resume is not None:
         if out is not None:
             raise ConfigError("--resume goes on in the run directory that it names; leave out --out.")

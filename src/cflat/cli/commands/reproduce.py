@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cflat._errors import ConfigError
+from cflat.cli.commands.listing import list_recipes
 from cflat.cli.jobs import ExecutorName, Gpus, job_executor, stoppable
-from cflat.cli.listing import list_recipes
 from cflat.cli.options import (
     DataRoot,
     Json,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from cflat.cli.options import Data, DataRoot, Json, Overrides, Quiet, Weights, chosen_layer
+from cflat.cli.options import Json, Quiet, takes_settings
 from cflat.cli.output import emit_json, next_command
 
 __all__ = ["EXAMPLES", "command"]
@@ -20,15 +20,11 @@ Examples:
 """
 
 
+@takes_settings("data", "backbone", "weights", "image_size", "data_root", file=False)
 def command(
-    overrides: Overrides = None,
-    data: Data = None,
-    backbone: Annotated[str | None, typer.Option(help="Frozen network; see: cflat list backbones")] = None,
-    weights: Weights = None,
-    image_size: Annotated[int | None, typer.Option(help="Side of the input; default: that of the weights")] = None,
+    layer: dict[str, Any],
     out: Annotated[Path | None, typer.Option(help="The file; default features/DATA-BACKBONE-KEY.npz")] = None,
     batch_size: Annotated[int, typer.Option(help="Images at a time", min=1)] = 64,
-    data_root: DataRoot = None,
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
@@ -37,9 +33,6 @@ def command(
     from cflat.config.features import features_config
     from cflat.runs.features import make_features
 
-    layer = chosen_layer(
-        None, overrides, data=data, data_root=data_root, backbone=backbone, weights=weights, image_size=image_size
-    )
     config = features_config(layer)
     with count_images("features", is_silent=quiet or json) as tell:
         made = make_features(config, out, batch_size=batch_size, tell=tell)

@@ -10,21 +10,7 @@ import typer
 
 from cflat._errors import ConfigError
 from cflat.cli.jobs import ExecutorName, Gpus, job_executor
-from cflat.cli.options import (
-    Config,
-    Data,
-    DataRoot,
-    Json,
-    Method,
-    Overrides,
-    Preset,
-    Quiet,
-    Weights,
-    chosen_layer,
-    comma_names,
-    comma_numbers,
-    safe_name,
-)
+from cflat.cli.options import Json, Quiet, comma_names, comma_numbers, takes_settings, usual_folder
 from cflat.cli.output import console, emit_json, next_command, note, percent, table
 
 if TYPE_CHECKING:
@@ -45,10 +31,9 @@ Examples:
 FINAL_SEEDS = "0,1,2,3,4"
 
 
+@takes_settings("method", "data", "preset", "weights", "data_root")
 def command(
-    overrides: Overrides = None,
-    method: Method = None,
-    data: Data = None,
+    layer: dict[str, Any],
     optimizers: Annotated[
         str,
         typer.Option(
@@ -74,11 +59,7 @@ def command(
         bool, typer.Option("--curve", help="Instead of a search: accuracy over a grid of learning rates")
     ] = False,
     rates: Annotated[str | None, typer.Option(help="Rates of the curve, separated by commas")] = None,
-    preset: Preset = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the search; default runs/tune-METHOD-DATA")] = None,
-    weights: Weights = None,
-    data_root: DataRoot = None,
-    config: Config = None,
     executor: ExecutorName = "local",
     gpus: Gpus = 1.0,
     quiet: Quiet = False,
@@ -87,11 +68,8 @@ def command(
     """Tune every optimizer with the same number of trials on validation images; the same command goes on."""
     from cflat.config.variants import list_variants
 
-    layer = chosen_layer(
-        config, overrides, method=method, data=data, data_root=data_root, weights=weights, preset=preset
-    )
     names, numbers = list_variants(optimizers), comma_numbers("--seeds", seeds)
-    folder = out or Path("runs") / safe_name("tune", *(_name(layer.get(key)) for key in ("method", "data")))
+    folder = out or usual_folder("tune", layer)
     shared: dict[str, Any] = {"protocol": protocol, "seeds": numbers, "metric": metric}
     with job_executor(executor, folder, quiet or json, gpus, stays=True) as chosen:
         if curve:
@@ -216,7 +194,3 @@ def _rates(text: str) -> list[float]:
 
 def _value(value: object) -> str:
     return "-" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _name(section: object) -> object:
-    return section.get("name") if isinstance(section, dict) else section

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cflat.cli.compare import show_comparison
+from cflat.cli.commands.compare import show_comparison
 from cflat.cli.jobs import job_executor
 from cflat.cli.options import Json, Quiet
 from cflat.cli.output import console, emit_json, next_command

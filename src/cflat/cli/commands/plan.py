@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cflat.cli.options import Config, Data, DataRoot, Json, Method, Overrides, Preset, Weights, chosen_layer
+from cflat.cli.options import Json, takes_settings
 from cflat.cli.output import console, emit_json, next_command, table
 
 if TYPE_CHECKING:
@@ -25,15 +25,9 @@ Examples:
 MANY_TASKS = 12
 
 
+@takes_settings("method", "data", "optimizer", "preset", "weights", "data_root")
 def command(
-    overrides: Overrides = None,
-    method: Method = None,
-    data: Data = None,
-    optimizer: Annotated[str | None, typer.Option("--optimizer", "-o", help="See: cflat list optimizers")] = None,
-    preset: Preset = None,
-    weights: Weights = None,
-    data_root: DataRoot = None,
-    config: Config = None,
+    layer: dict[str, Any],
     budget: Annotated[float, typer.Option(help="Seconds to measure; three tasks are measured in any case")] = 30.0,
     json: Json = False,
 ) -> None:
@@ -41,16 +35,6 @@ def command(
     from cflat.config.presets import resolve_config
     from cflat.runs.estimate import estimate
 
-    layer = chosen_layer(
-        config,
-        overrides,
-        method=method,
-        data=data,
-        data_root=data_root,
-        optimizer=optimizer,
-        weights=weights,
-        preset=preset,
-    )
     resolved = resolve_config(layer)
     found = estimate(resolved, budget)
     if json:

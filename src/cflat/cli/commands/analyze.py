@@ -3,26 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from cflat._errors import ConfigError
 from cflat.cli.jobs import stoppable
-from cflat.cli.options import (
-    Config,
-    Data,
-    DataRoot,
-    Json,
-    Method,
-    Preset,
-    Quiet,
-    Weights,
-    chosen_layer,
-    comma_names,
-    comma_numbers,
-    safe_name,
-)
+from cflat.cli.options import Json, Quiet, comma_names, comma_numbers, takes_settings, usual_folder
 from cflat.cli.output import console, emit_json, next_command, note, table
 
 if TYPE_CHECKING:
@@ -40,32 +27,20 @@ Examples:
 """
 
 
+@takes_settings("method", "data", "optimizer", "preset", "weights", "data_root")
 def command(
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="DIR | KEY=VALUE ...", help="A run directory, or keys of a fresh run")
-    ] = None,
-    method: Method = None,
-    data: Data = None,
-    optimizer: Annotated[str | None, typer.Option("--optimizer", "-o", help="See: cflat list optimizers")] = None,
+    layer: dict[str, Any],
+    folders: list[str],
     every: Annotated[int, typer.Option(min=1, help="Steps from one gradient record to the next")] = 5,
     seeds: Annotated[str, typer.Option(help="Further seeds for sensitivity and schedules, separated by commas")] = "",
     formats: Annotated[str, typer.Option(help="Of svg, pdf and png, separated by commas")] = "svg",
-    preset: Preset = None,
     out: Annotated[
         Path | None, typer.Option(help="Run directory of a fresh run; default runs/analyze-METHOD-DATA")
     ] = None,
-    weights: Weights = None,
-    data_root: DataRoot = None,
-    config: Config = None,
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
     """Watch gradients and landscapes of a run, vary its optimizer, and draw all figures into DIR/analysis."""
-    folders = [word for word in overrides or [] if "=" not in word or Path(word).is_dir()]
-    keys = [word for word in overrides or [] if word not in folders]
-    layer = chosen_layer(
-        config, keys, method=method, data=data, data_root=data_root, optimizer=optimizer, weights=weights, preset=preset
-    )
     resolved, folder = _subject(folders, layer, out)
     figures = _analyze(resolved, folder, every, comma_numbers("--seeds", seeds), comma_names(formats), quiet or json)
     if json:
@@ -76,7 +51,7 @@ def command(
     next_command(["cflat", "report", str(folder), "-o", "report.html"])
 
 
-def _subject(folders: list[str], layer: dict[str, object], out: Path | None) -> tuple[RunConfig, Path]:
+def _subject(folders: list[str], layer: dict[str, Any], out: Path | None) -> tuple[RunConfig, Path]:
     """Return the run to analyse and its folder."""
     from cflat.config.presets import resolve_config
     from cflat.runs.folder import RunFolder
@@ -86,7 +61,7 @@ def _subject(folders: list[str], layer: dict[str, object], out: Path | None) -> 
             raise ConfigError("Name one run directory and nothing else, or the settings of a fresh run.")
         return RunFolder(Path(folders[0])).load_config(), Path(folders[0])
     resolved = resolve_config(layer)
-    folder = out or Path("runs") / safe_name("analyze", resolved.method.name, resolved.data.name)
+    folder = out or usual_folder("analyze", layer)
     existing = RunFolder(folder)
     if existing.config_file.is_file() and existing.load_config() != resolved:
         raise ConfigError(f"{str(folder)!r} holds a run with another configuration; choose another --out.")

@@ -1,0 +1,1 @@
+"""The commands: one small file each, with a function `command` and its ``EXAMPLES``."""
