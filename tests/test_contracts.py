@@ -10,7 +10,7 @@ import pytest
 import cflat
 
 ROOT = Path(cflat.__file__).parent
-SHARED = ("factory", "engine")
+SHARED = ("engine",)
 FILES = [
     pytest.param(path, id=f"{room}-{path.stem}")
     for room in ("optim", "methods")

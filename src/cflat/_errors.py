@@ -16,6 +16,7 @@ __all__ = [
     "DataError",
     "OtherRankFailed",
     "RankLost",
+    "UnknownName",
     "check",
     "shortened",
 ]
@@ -45,6 +46,10 @@ class CFlatError(Exception):
 
 class ConfigError(CFlatError):
     """A configuration key or value is wrong; the message names its path, for example ``optimizer.rho``."""
+
+
+class UnknownName(ConfigError, ValueError):
+    """A name that is not in the table; the message has the nearest one and all others."""
 
 
 class DataError(CFlatError):

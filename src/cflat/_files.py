@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 from cflat._errors import DataError
 
 __all__ = [
+    "make_folder",
     "open_regular",
     "plain_values",
     "read_text",
@@ -85,6 +86,18 @@ def write_atomic(path: Path, content: bytes | str | Callable[[BinaryIO], object]
     finally:
         with suppress(OSError):
             temporary.unlink()
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and those above it, unless it is there.
+
+    Raises:
+        DataError: If it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(f"The folder {str(folder)!r} cannot be made: {error.strerror}.") from error
 
 
 def write_json(path: Path, values: Any) -> None:

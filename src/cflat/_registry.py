@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
-from typing import Generic, TypeVar
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Any, Generic, TypeVar
 
+from cflat._errors import UnknownName, shortened
 from cflat._plugins import find_plugins
 
-__all__ = ["Registry", "suggest"]
+__all__ = ["Registry", "import_modules", "require_known", "suggest"]
 
 T = TypeVar("T")
 
@@ -25,6 +28,33 @@ def suggest(name: str, known: list[str]) -> str:
     """
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5) if len(name) <= MAX_NAME else []
     return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def require_known(kind: str, name: Any, known: Iterable[str], *besides: str) -> None:
+    """Refuse a name that is not known.
+
+    Args:
+        kind: What is named.
+        name: As it was given.
+        known: All names.
+        besides: What else may be written in place of a name.
+
+    >>> require_known("method", "eese", ["ease", "l2p"])
+    Traceback (most recent call last):
+    ...
+    cflat._errors.UnknownName: Unknown method 'eese'. Did you mean 'ease'? Known: ease, l2p.
+    """
+    names = list(known)
+    if name not in names:
+        given = shortened(repr(name), MAX_NAME)
+        raise UnknownName(f"Unknown {kind} {given}.{suggest(str(name), names)} Known: {', '.join([*names, *besides])}.")
+
+
+def import_modules(package: str, path: Iterable[str]) -> None:
+    """Import every public module of a package, so that each can enter itself into a table."""
+    for module in iter_modules(path):
+        if not module.name.startswith("_"):
+            import_module(f"{package}.{module.name}")
 
 
 class Registry(Generic[T]):
@@ -49,8 +79,8 @@ class Registry(Generic[T]):
     def __getitem__(self, name: str) -> T:
         found = self.get(name)
         if found is None:
-            known = self.names()
-            raise ValueError(f"Unknown {self.kind} {name!r}.{suggest(str(name), known)} Known: {', '.join(known)}.")
+            require_known(self.kind, name, self.names())
+        assert found is not None
         return found
 
     def get(self, name: str) -> T | None:

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cflat._errors import ConfigError
-from cflat._registry import suggest
+from cflat._registry import require_known
 from cflat.cli.output import note, tell_stopping
 
 if TYPE_CHECKING:
@@ -48,9 +47,7 @@ def job_executor(
         ConfigError: If there is no such executor.
         DataError: If another process works in the folder.
     """
-    if name not in EXECUTORS:
-        known = list(EXECUTORS)
-        raise ConfigError(f"Unknown executor {name!r}.{suggest(name, known)} Known: {', '.join(known)}.")
+    require_known("executor", name, EXECUTORS)
     from cflat.cli.progress import close_all, make_progress
     from cflat.runs.jobs import SerialExecutor
     from cflat.runs.lock import owned

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cflat._errors import ConfigError
-from cflat._registry import suggest
+from cflat._registry import require_known, suggest
 from cflat.config.choices import Choice
 from cflat.config.settings import BackboneSettings, DataSettings, StreamSettings
 from cflat.config.validation import quote
@@ -49,18 +49,9 @@ def backbone_family(name: str) -> Family | None:
 
 
 def _check_backbone(method: Choice, backbone: BackboneSettings) -> None:
-    known = list(list_backbones())
-    if backbone.name not in known and not backbone.name.startswith("timm:"):
-        raise ConfigError(
-            f"backbone.name: unknown backbone {quote(backbone.name)}.{suggest(backbone.name, known)} "
-            f"Known: {', '.join(known)}, timm:NAME."
-        )
-    if backbone.inputs not in PRESETS:
-        names = PRESETS.names()
-        raise ConfigError(
-            f"backbone.inputs: unknown input recipe {quote(backbone.inputs)}.{suggest(backbone.inputs, names)} "
-            f"Known: {', '.join(names)}."
-        )
+    if not backbone.name.startswith("timm:"):
+        require_known("backbone", backbone.name, list_backbones(), "timm:NAME")
+    require_known("input preset", backbone.inputs, PRESETS.names())
     families = get_method_spec(method.name).families
     family = backbone_family(backbone.name)
     if family is not None and family not in families:

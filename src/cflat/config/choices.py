@@ -51,10 +51,7 @@ def parse_method(values: object) -> Choice:
         ConfigError: If the name is unknown or a setting is wrong.
     """
     name, own = _split(values, "method")
-    try:
-        spec = get_method_spec(name)
-    except ValueError as error:
-        raise ConfigError(f"method.name: {error}") from None
+    spec = get_method_spec(name)
     return Choice(spec.name, parse_section(spec.config, own, "method"))
 
 
@@ -65,10 +62,7 @@ def parse_optimizer(values: object) -> Choice:
         ConfigError: If the name is unknown or a setting is wrong.
     """
     name, own = _split(values, "optimizer")
-    try:
-        spec = get_optimizer_spec(name)
-    except ValueError as error:
-        raise ConfigError(f"optimizer.name: {error}") from None
+    spec = get_optimizer_spec(name)
     choice = Choice(spec.name, parse_section(optimizer_config(spec.name), own, "optimizer"))
     try:
         spec.cls(torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0), **choice.keywords())
@@ -137,10 +131,7 @@ def require_shared_settings(keys: Iterable[str], names: Iterable[str]) -> None:
 
 
 def _settings_of(name: str) -> list[str]:
-    try:
-        return [key for key in optimizer_settings(name) if key not in NOT_SETTINGS]
-    except ValueError as error:
-        raise ConfigError(f"optimizers: {error}") from None
+    return [key for key in optimizer_settings(name) if key not in NOT_SETTINGS]
 
 
 def _without_callables(hint: Any) -> Any:

@@ -10,11 +10,11 @@ from typing import Any
 
 from cflat._errors import ConfigError
 from cflat.config.choices import parse_optimizer
-from cflat.config.documents import Layer, merge, parse_overrides
+from cflat.config.documents import Layer, flatten, merge, parse_overrides
 from cflat.config.presets import PRESETS, default_preset, resolve_config
 from cflat.config.run_config import RunConfig
 
-__all__ = ["compare_command", "flatten", "reproduce_command"]
+__all__ = ["compare_command", "reproduce_command"]
 
 MAX_ROUNDS = 4
 """A key that is added can change what the preset says about others; a few rounds settle it."""
@@ -68,18 +68,6 @@ def _overrides_of(config: RunConfig) -> dict[str, Any] | None:
         "seed": config.seed,
     }
     return _overrides(start, {**config.to_dict(), "preset": _preset(config)})
-
-
-def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the members of nested mappings under dotted keys.
-
-    >>> flatten({"train": {"epochs": 5}, "seed": 0})
-    {'train.epochs': 5, 'seed': 0}
-    """
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return flat
 
 
 def _overrides(start: Layer, wanted: Layer) -> dict[str, Any] | None:

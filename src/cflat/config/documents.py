@@ -13,7 +13,17 @@ from cflat._errors import ConfigError
 from cflat._files import read_text
 from cflat.config.yaml_text import dump_yaml, load_yaml
 
-__all__ = ["CHOICES", "Layer", "dump_yaml", "merge", "nested", "parse_overrides", "parse_scalar", "read_document"]
+__all__ = [
+    "CHOICES",
+    "Layer",
+    "dump_yaml",
+    "flatten",
+    "merge",
+    "nested",
+    "parse_overrides",
+    "parse_scalar",
+    "read_document",
+]
 
 Layer: TypeAlias = "dict[str, Any]"
 """A configuration, or part of one: values by section and key, as they were typed."""
@@ -86,6 +96,18 @@ def nested(key: str, value: Any) -> Layer:
     for section in reversed(sections):
         layer = {section: layer}
     return layer
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the members of nested mappings under dotted keys.
+
+    >>> flatten({"train": {"epochs": 5}, "seed": 0})
+    {'train.epochs': 5, 'seed': 0}
+    """
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
 
 
 def merge(*layers: Mapping[Any, Any]) -> Layer:

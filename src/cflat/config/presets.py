@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from cflat._errors import ConfigError
-from cflat._registry import suggest
+from cflat._registry import require_known
 from cflat.config.checks import backbone_family
 from cflat.config.documents import Layer, merge
 from cflat.config.hyperparameters import CPU, DIGITS, PAPER, PILOT, QUIRKS, RHO, SCRATCH, USUAL_RHO, VECTORS, Recipe
@@ -52,14 +52,10 @@ def resolve_config(user: Mapping[str, Any]) -> RunConfig:
         ConfigError: If something is unknown, wrong, or missing.
     """
     chosen = merge({"optimizer": {"name": "none"}}, require_mapping(user, "The configuration"))
-    method = _method_spec(_name(chosen, "method"))
+    method = get_method_spec(_name(chosen, "method"))
     data = dataset_spec(_name(chosen, "data"))
     preset = chosen.get("preset", default_preset(_name(chosen, "data")))
-    if not isinstance(preset, str) or preset not in PRESETS:
-        known = list(PRESETS)
-        raise ConfigError(
-            f"preset: unknown preset {quote(preset)}.{suggest(str(preset), known)} Known: {', '.join(known)}."
-        )
+    require_known("preset", preset, PRESETS)
     backbone = chosen.get("backbone") or {}
     wanted = backbone.get("name") if isinstance(backbone, Mapping) else None
     defaults = preset_layer(preset, method, data, wanted)
@@ -207,10 +203,3 @@ def _name(chosen: Mapping[str, Any], section: str) -> str:
 
 
 _EXAMPLE = {"method": "icarl", "data": "digits"}
-
-
-def _method_spec(name: str) -> MethodSpec:
-    try:
-        return get_method_spec(name)
-    except ValueError as error:
-        raise ConfigError(f"method.name: {error}") from None

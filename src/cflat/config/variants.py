@@ -53,10 +53,7 @@ def parse_variant(text: str) -> Variant:
         ConfigError: If the optimizer is unknown or a setting is no key=value.
     """
     name, *parts = re.split(f":{_OUTSIDE_BRACKETS}", str(text).strip())
-    try:
-        name = get_optimizer_spec(name).name
-    except ValueError as error:
-        raise ConfigError(f"optimizers: {error}") from None
+    name = get_optimizer_spec(name).name
     settings: dict[str, Any] = {}
     for part in parts:
         key, equals, value = part.partition("=")

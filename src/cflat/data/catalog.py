@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from cflat._errors import ConfigError, DataError
-from cflat._registry import Registry, suggest
+from cflat._registry import Registry
 from cflat.data.dataset import Dataset, Report, refuse, validate_dataset
 from cflat.data.images import ImageSet
 from cflat.data.pixels import DEFAULT_CACHE_BYTES, DecodedCache, FilePixels
@@ -220,9 +220,6 @@ def _user_path(text: str | Path) -> Path:
 
 def _resolve(name: str) -> tuple[DatasetSpec, Loader, str | None]:
     kind, colon, path = name.partition(":")
-    if kind not in DATASETS:
-        known = DATASETS.names()
-        raise ConfigError(f"Unknown dataset {name!r}.{suggest(kind, known)} Known: {', '.join(known)}.")
     spec, loader = DATASETS[kind]
     if spec.takes_path and not path:
         raise ConfigError(f"Dataset {name!r} needs a path: write {spec.name}:PATH.")

@@ -18,7 +18,7 @@ import numpy as np
 
 from cflat._errors import DataError
 from cflat._ranges import Count, check, checked
-from cflat._registry import suggest
+from cflat._registry import require_known
 from cflat.data.dataset import Dataset, image_groups, validate_dataset
 from cflat.data.images import ImageSet
 from cflat.data.pixels import Indices, PixelStore
@@ -175,9 +175,7 @@ def build_stream(
     Raises:
         DataError: If the dataset breaks a rule, or has no domains and ``scenario`` is ``domain``.
     """
-    if scenario not in get_args(Scenario):
-        known = list(get_args(Scenario))
-        raise ValueError(f"Unknown scenario {scenario!r}.{suggest(str(scenario), known)} Known: {', '.join(known)}.")
+    require_known("scenario", scenario, get_args(Scenario))
     validate_dataset(dataset)
     if scenario == "domain":
         return _require_validation(dataset, _domain_stream(dataset, labels, domain_order, task_order_seed))
@@ -289,8 +287,7 @@ def _ordered_domains(dataset: Dataset, wanted: Sequence[str] | None) -> list[tup
         )
     known = list(dataset.domain_names)
     for name in wanted or ():
-        if name not in known:
-            raise ValueError(f"Unknown domain {name!r}.{suggest(name, known)} Known: {', '.join(known)}.")
+        require_known("domain", name, known)
     if wanted is not None and (not wanted or len(set(wanted)) < len(wanted)):
         raise ValueError(f"domain_order must name domains once each, got {list(wanted)}.")
     return [(known.index(name), name) for name in wanted or known]

@@ -1,8 +1,8 @@
 """Continual-learning methods: one file each, registered by itself."""
 
+from cflat._registry import import_modules
 from cflat.methods._base import Extract, Loss, Method, ParamGroup, Phase, StreamInfo
-from cflat.methods._catalog import MethodSpec, register_method
-from cflat.methods.factory import create_method, get_method_spec, list_methods
+from cflat.methods._catalog import MethodSpec, create_method, get_method_spec, list_methods, register_method
 
 __all__ = [
     "Extract",
@@ -17,3 +17,5 @@ __all__ = [
     "list_methods",
     "register_method",
 ]
+
+import_modules(__name__, __path__)

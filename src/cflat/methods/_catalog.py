@@ -1,4 +1,4 @@
-"""The table in which every method file enters itself."""
+"""The table in which every method file enters itself, and methods made from their names."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any, TypeVar
 
 from cflat._registry import Registry
 from cflat.data.stream import Scenario
-from cflat.methods._base import Method
+from cflat.methods._base import Method, StreamInfo
+from cflat.nn.backbone import Backbone
 
-__all__ = ["METHODS", "MethodSpec", "register_method"]
+__all__ = ["METHODS", "MethodSpec", "create_method", "get_method_spec", "list_methods", "register_method"]
 
 C = TypeVar("C", bound=type[Method])
 
@@ -60,3 +61,32 @@ def register_method(
         return cls
 
     return register
+
+
+def create_method(name: str, backbone: Backbone, info: StreamInfo, config: Any = None) -> Method:
+    """Build the method called ``name`` on ``backbone``.
+
+    Args:
+        name: One of `list_methods`.
+        backbone: The network it starts from; the method takes it over.
+        info: What is known of the stream.
+        config: The method's settings; None takes its defaults.
+    """
+    spec = METHODS[name]
+    if backbone.family not in spec.families:
+        raise ValueError(f"{name} runs on {', '.join(spec.families)} backbones, not on {backbone.name}.")
+    if info.scenario not in spec.scenarios:
+        raise ValueError(f"{name} runs on {', '.join(spec.scenarios)} streams, not on a {info.scenario} stream.")
+    make: Any = spec.cls
+    method: Method = make(spec.config() if config is None else config, backbone, info)
+    return method
+
+
+def get_method_spec(name: str) -> MethodSpec:
+    """Return the entry of ``name``: class, settings, scenarios and origin."""
+    return METHODS[name]
+
+
+def list_methods(pattern: str = "*") -> list[str]:
+    """Return the names that match a shell pattern."""
+    return METHODS.names(pattern)

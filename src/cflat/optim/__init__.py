@@ -1,7 +1,15 @@
 """Sharpness- and flatness-aware optimizers that wrap any `torch.optim` optimizer; needs torch alone."""
 
+from cflat._registry import import_modules
 from cflat.optim._base import SharpnessAware, StepOptions
-from cflat.optim._catalog import OptimizerSpec, register_optimizer
+from cflat.optim._catalog import (
+    OptimizerSpec,
+    create_optimizer,
+    get_optimizer_spec,
+    list_optimizers,
+    optimizer_settings,
+    register_optimizer,
+)
 from cflat.optim._schedules import InverseSqrt, TiedToLR
 from cflat.optim._telemetry import SurrogateError, Telemetry
 from cflat.optim.ae_sam import AESAM
@@ -9,7 +17,6 @@ from cflat.optim.asam import ASAM
 from cflat.optim.c_flat import CFlat
 from cflat.optim.c_flat_plus import CFlatPlus
 from cflat.optim.c_flat_turbo import CFlatTurbo, TurboRules
-from cflat.optim.factory import create_optimizer, get_optimizer_spec, list_optimizers, optimizer_settings
 from cflat.optim.friendly_sam import FriendlySAM
 from cflat.optim.gam import GAM
 from cflat.optim.gsam import GSAM
@@ -47,3 +54,5 @@ __all__ = [
     "optimizer_settings",
     "register_optimizer",
 ]
+
+import_modules(__name__, __path__)

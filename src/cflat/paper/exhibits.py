@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from cflat._errors import ConfigError
-from cflat._registry import suggest
+from cflat._registry import require_known, suggest
 from cflat._settings import CountOrZero, settings_class
-from cflat.config.commands import flatten
-from cflat.config.documents import merge, read_document
+from cflat.config.documents import flatten, merge, read_document
 from cflat.config.validation import parse_section, quote, require_mapping
 from cflat.paper.measures import metric_title
 
@@ -149,10 +148,7 @@ def load_exhibit(name: str) -> Exhibit:
             raise ConfigError(
                 f"{name} of the paper is a drawing of the idea; there is nothing to run. See cflat list recipes."
             )
-        known = [exhibit.name for exhibit in list_exhibits()]
-        raise ConfigError(
-            f"Unknown recipe {quote(name)}.{suggest(name, known)} Known: {', '.join(known)}, or a YAML file."
-        )
+        require_known("recipe", name, [exhibit.name for exhibit in list_exhibits()], "or a YAML file")
     return _parse(name, read_document(Path(str(own))))
 
 

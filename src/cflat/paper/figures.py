@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from statistics import fmean as mean
 
-from cflat.config.commands import flatten
-from cflat.config.documents import merge
+from cflat.config.documents import flatten, merge
 from cflat.figures.model import Bars, Curve, FigureData, Panel
 from cflat.paper.contrasts import ACCURACY, Contrast, contrasts
 from cflat.paper.measures import is_config, unit_of

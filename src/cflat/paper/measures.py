@@ -6,9 +6,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from cflat._errors import ConfigError
-from cflat._registry import suggest
-from cflat.config.commands import flatten
+from cflat._registry import require_known
+from cflat.config.documents import flatten
 from cflat.config.run_config import RunConfig
 from cflat.metrics import METRICS
 from cflat.runs.folder import RunSummary
@@ -50,10 +49,8 @@ def unit_of(name: str) -> Measure:
     if name.startswith(STAGE) and name.removeprefix(STAGE).isdecimal() and int(name.removeprefix(STAGE)) > 0:
         stage = int(name.removeprefix(STAGE)) - 1
         return Measure(f"after task {stage + 1}", lambda summary: _at(summary, stage), 100.0)
-    if name in _MEASURES:
-        return _MEASURES[name]
-    known = [*_MEASURES, "stage.N", "config.KEY"]
-    raise ConfigError(f"Unknown metric {name!r}.{suggest(name, known)} Known: {', '.join(known)}.")
+    require_known("metric", name, _MEASURES, "stage.N", "config.KEY")
+    return _MEASURES[name]
 
 
 def metric_title(name: str) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cflat._errors import ConfigError, DataError
-from cflat._registry import suggest
+from cflat._registry import require_known
 from cflat.config.documents import Layer, merge
 from cflat.config.presets import resolve_config
 from cflat.config.run_config import RunConfig
@@ -139,9 +139,7 @@ class Request:
     def __post_init__(self) -> None:
         if len(set(self.seeds)) < len(self.seeds):
             raise ConfigError(f"Seeds must be given once each: {list(self.seeds)} would pretend a spread.")
-        if self.scale not in SCALES:
-            known = list(SCALES)
-            raise ConfigError(f"Unknown scale {self.scale!r}.{suggest(self.scale, known)} Known: {', '.join(known)}.")
+        require_known("scale", self.scale, SCALES)
 
 
 def plan_exhibit(exhibit: Exhibit, request: Request, out: Path) -> Plan:

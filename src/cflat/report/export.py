@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cflat._errors import DataError
-from cflat._files import write_atomic
+from cflat._files import make_folder, write_atomic
 from cflat.report.groups import group_records
 from cflat.report.model import Cell, Table
 from cflat.report.records import read_records
@@ -110,10 +110,7 @@ def write_tables(folders: Sequence[str | Path], out: str | Path) -> list[Path]:
         DataError: If there is no run that can be read, or a file cannot be written.
     """
     folder = Path(out)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DataError(f"The folder {str(folder)!r} cannot be made: {error.strerror}.") from error
+    make_folder(folder)
     files = []
     for name, table in report_tables(folders).items():
         for ending, text in (("tex", latex_text(table) + "\n"), ("csv", csv_text(table))):

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from cflat.config.commands import flatten
+from cflat.config.documents import flatten
 from cflat.config.run_config import RunConfig
 from cflat.data import Split
 from cflat.figures.runs import RunGroup, Timeline

@@ -14,7 +14,7 @@ import numpy as np
 
 from cflat._errors import CFlatError, DataError
 from cflat._files import read_text
-from cflat.config.commands import flatten
+from cflat.config.documents import flatten
 from cflat.config.run_config import RunConfig
 from cflat.config.variants import parse_variant
 from cflat.data import Outline

@@ -9,8 +9,9 @@ from typing import Any
 
 import cflat
 from cflat._errors import DataError
-from cflat._files import write_atomic
-from cflat.config.commands import flatten, reproduce_command
+from cflat._files import make_folder, write_atomic
+from cflat.config.commands import reproduce_command
+from cflat.config.documents import flatten
 from cflat.figures.model import FigureData
 from cflat.figures.palette import optimizer_colors
 from cflat.figures.runs import (
@@ -98,10 +99,7 @@ def write_page(data: ReportData, out: Path) -> None:
     Raises:
         DataError: If it cannot be written.
     """
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DataError(f"The folder {str(out.parent)!r} cannot be made: {error.strerror}.") from error
+    make_folder(out.parent)
     # Names of folders need not be valid text.
     write_atomic(out, build_page(data, cflat.__version__).encode("utf-8", errors="replace"))
 

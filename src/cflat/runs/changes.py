@@ -7,7 +7,7 @@ from typing import Any
 
 from cflat._errors import ConfigError
 from cflat._files import plain_values
-from cflat.config.documents import merge
+from cflat.config.documents import flatten, merge
 from cflat.config.run_config import RunConfig, parse_config
 
 __all__ = ["change_config", "changed_keys", "identity", "may_change", "with_newer_defaults"]
@@ -28,7 +28,7 @@ def identity(config: RunConfig) -> dict[str, Any]:
 
     Of ``folder:PATH`` and the like only the kind counts: the images there are compared by content.
     """
-    values = {key: value for key, value in _flat(config.to_dict()).items() if not may_change(key)}
+    values = {key: value for key, value in flatten(config.to_dict()).items() if not may_change(key)}
     return {**values, "data.name": config.data.name.partition(":")[0]}
 
 
@@ -65,17 +65,5 @@ def change_config(config: RunConfig, layer: Mapping[str, Any]) -> RunConfig:
 
 def changed_keys(config: RunConfig, changed: RunConfig) -> dict[str, Any]:
     """Return the values of ``changed`` that differ from those of ``config``, by dotted key."""
-    before = _flat(config.to_dict())
-    return {key: value for key, value in _flat(changed.to_dict()).items() if before.get(key) != value}
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested values under dotted names.
-
-    >>> _flat({"a": {"b": 1}, "c": [2]})
-    {'a.b': 1, 'c': [2]}
-    """
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        flat.update(_flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value})
-    return flat
+    before = flatten(config.to_dict())
+    return {key: value for key, value in flatten(changed.to_dict()).items() if before.get(key) != value}

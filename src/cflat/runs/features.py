@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from cflat._errors import ConfigError, DataError
-from cflat._files import write_atomic
+from cflat._files import make_folder, write_atomic
 from cflat.config.run_config import RunConfig
 from cflat.data import BatchLoader, Dataset, ImageSet, Transform, eval_transform, load_dataset, vector_size
 from cflat.nn.backbone import Backbone
@@ -212,13 +212,10 @@ def _require_same(path: Path, origin: FeaturesOrigin) -> None:
 
 def _require_folder(folder: Path) -> None:
     """Make the folder of a file, before anything is computed for it."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / ".probe"
-        write_atomic(probe, b"")
-        probe.unlink()
-    except OSError as error:
-        raise DataError(f"The folder {str(folder)!r} cannot be made: {error.strerror}.") from error
+    make_folder(folder)
+    probe = folder / ".probe"
+    write_atomic(probe, b"")
+    probe.unlink()
 
 
 def _plain_name(data: str) -> str:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from cflat._errors import CFlatError, ConfigError, DataError
 from cflat._files import write_atomic
-from cflat._registry import suggest
+from cflat._registry import require_known
 from cflat.config.run_config import RunConfig, parse_config
 from cflat.data import BatchLoader, ImageSet, Outline, eval_transform
 from cflat.data.dataset import refuse
@@ -141,11 +141,7 @@ class Predictor:
         Of a stream whose domains have labels of their own, a class has the best score among its labels.
         """
         name = self.method.scores[0] if score is None else score
-        if name not in self.method.scores:
-            known = list(self.method.scores)
-            raise ConfigError(
-                f"{self.config.method.name} has no score {name!r}.{suggest(name, known)} Known: {', '.join(known)}."
-            )
+        require_known(f"score of {self.config.method.name}", name, self.method.scores)
         size = self.config.train.eval_batch_size or self.config.train.batch_size
         loader = BatchLoader(images, self.transform, size, shuffle=False, device=self.device)
         found = torch.cat([self.method.predict(batch)[name].float().cpu() for batch in loader])

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from cflat._errors import ConfigError
-from cflat._registry import suggest
-from cflat.config.commands import flatten
+from cflat._registry import require_known
+from cflat.config.documents import flatten
 from cflat.config.run_config import RunConfig
 from cflat.train import EpochRecord, Observer, TaskRecord
 
@@ -100,8 +100,7 @@ def require_tracker(name: str) -> None:
     Raises:
         ConfigError: With the names that are known, or what to install.
     """
-    if name not in TRACKERS:
-        raise ConfigError(f"Unknown tracker {name!r}.{suggest(name, list(TRACKERS))} Known: {', '.join(TRACKERS)}.")
+    require_known("tracker", name, TRACKERS)
     if find_spec(name) is None:
         raise ConfigError(f"The tracker {name!r} is not installed; run: pip install 'cflat[track]'")
 

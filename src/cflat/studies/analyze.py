@@ -16,6 +16,7 @@ from typing import Any
 
 from cflat._errors import ConfigError, DataError
 from cflat._files import read_text, write_json
+from cflat._registry import require_known
 from cflat.config.choices import parse_optimizer
 from cflat.config.presets import radius_of
 from cflat.config.run_config import RunConfig
@@ -146,8 +147,7 @@ def check_request(config: RunConfig, formats: Sequence[str], only: Sequence[str]
         if name not in WATCHED:
             raise ConfigError(f"The figure {name!r} cannot be made alone. Known: {', '.join(WATCHED)}.")
     for name in formats:
-        if name not in FORMATS:
-            raise ConfigError(f"Unknown format {name!r}. Known: {', '.join(FORMATS)}.")
+        require_known("format", name, FORMATS)
 
 
 def plan_variants(config: RunConfig, seeds: Sequence[int] = (), only: Sequence[str] = ()) -> list[Variant]:

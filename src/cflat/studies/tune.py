@@ -23,11 +23,10 @@ from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
 
-from cflat._errors import ConfigError, DataError, check
-from cflat._files import plain_values
-from cflat._registry import suggest
-from cflat.config.commands import flatten
-from cflat.config.documents import Layer, merge, nested, parse_scalar
+from cflat._errors import ConfigError, DataError
+from cflat._files import make_folder, plain_values
+from cflat._registry import require_known, suggest
+from cflat.config.documents import Layer, flatten, merge, nested, parse_scalar
 from cflat.config.presets import resolve_config
 from cflat.config.run_config import RunConfig
 from cflat.config.variants import Variant, parse_variant
@@ -95,11 +94,14 @@ def tune(
         DataError: If ``out`` holds another search.
     """
     optuna = _import_optuna()
-    _check(protocol=(protocol, PROTOCOLS), metric=(metric, METRICS), sampler=(sampler, SAMPLERS))
-    try:
-        check("trials", trials, above=0, integer=True)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
+    for kind, value, known in (
+        ("protocol", protocol, PROTOCOLS),
+        ("metric", metric, METRICS),
+        ("sampler", sampler, SAMPLERS),
+    ):
+        require_known(kind, value, known)
+    if trials < 1:
+        raise ConfigError(f"trials must be a whole number from 1, got {trials}.")
     optimizers = [parse_variant(name).text for name in optimizers]
     shared = validation_layer(chosen)
     sweep = comparison_sweep(merge(shared, {"data": {"evaluate": "validation"}}), optimizers, seeds)
@@ -413,24 +415,14 @@ def _record(values: Mapping[str, Any]) -> Trial:
     return Trial(**{**values, "runs": tuple(values["runs"])})
 
 
-def _check(**choices: tuple[str, Any]) -> None:
-    for name, (value, known) in choices.items():
-        if value not in known:
-            raise ConfigError(
-                f"{name} must be one of {', '.join(known)}, got {value!r}.{suggest(str(value), list(known))}"
-            )
-
-
 @contextmanager
 def _storage(optuna: Any, out: Path) -> Iterator[Any]:
     """Give the database of a search, which survives a kill at any moment."""
+    make_folder(out)
     try:
-        out.mkdir(parents=True, exist_ok=True)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             storage = optuna.storages.RDBStorage(f"sqlite:///{out.resolve() / 'search.db'}")
-    except OSError as error:
-        raise DataError(f"The folder {str(out)!r} cannot be made: {error.strerror}.") from error
     except Exception as error:
         raise DataError(f"{str(out / 'search.db')!r} is no database of a search: {error!r:.200}.") from error
     try:

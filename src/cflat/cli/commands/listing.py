@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from cflat._errors import ConfigError
-from cflat._registry import suggest
+from cflat._registry import require_known
 from cflat.cli.options import Json
 from cflat.cli.output import console, emit_json, next_command, table
 
@@ -35,8 +35,7 @@ def command(
     if what is None:
         _show([{"list": name, "what": text} for name, text in WHAT.items()], json, "cflat list optimizers")
         return
-    if what not in LISTS:
-        raise ConfigError(f"Unknown list {what!r}.{suggest(what, list(LISTS))} Known: {', '.join(LISTS)}.")
+    require_known("list", what, LISTS)
     if of is not None and what != "keys":
         raise ConfigError(f"A name goes with keys only: cflat list keys {of}")
     _show(_keys(of) if what == "keys" else LISTS[what](), json, NEXT[what])
