@@ -92,11 +92,15 @@ def _adapter(cls: type[Any]) -> TypeAdapter[Any]:
 
 
 def _nested(value: Any, hint: Any, path: str) -> Any:
-    """Read a mapping as the settings that a key accepts besides plain values, and words for yes and no as such."""
+    """Read a mapping as the settings that a key accepts, or a list of them, and words for yes and no as such."""
     if isinstance(value, str) and (hint is bool or bool in get_args(hint)):
         return TRUTHS.get(value.lower(), value)
-    kinds = [kind for kind in get_args(hint) if isinstance(kind, type) and is_dataclass(kind)]
-    return parse_section(kinds[0], value, path) if kinds and isinstance(value, Mapping) else value
+    kinds = [kind for kind in (hint, *get_args(hint)) if isinstance(kind, type) and is_dataclass(kind)]
+    if kinds and isinstance(value, Mapping):
+        return parse_section(kinds[0], value, path)
+    if kinds and isinstance(value, list):
+        return [parse_section(kinds[0], member, f"{path}[{index}]") for index, member in enumerate(value)]
+    return value
 
 
 def _explain(error: ValidationError, prefix: str) -> str:

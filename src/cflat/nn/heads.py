@@ -54,16 +54,6 @@ class LinearHead(GrowingModule):
         self.bias = nn.Parameter(torch.empty(0))
         self.grow(num_classes)
 
-    @property
-    def num_classes(self) -> int:
-        """Number of classes that have a score."""
-        return self.weight.shape[0]
-
-    @property
-    def feature_dim(self) -> int:
-        """Width of the features."""
-        return self.weight.shape[1]
-
     @checked
     def grow(self, num_new: CountOrZero, *, num_new_features: CountOrZero = 0) -> None:
         """Add classes, and inputs at the end of the features (MEMO); known weights keep their place.
@@ -108,16 +98,6 @@ class CosineHead(GrowingModule):
         self.weight = nn.Parameter(torch.empty(0, feature_dim))
         self.sigma = nn.Parameter(torch.ones(()))
         self.grow(num_classes)
-
-    @property
-    def num_classes(self) -> int:
-        """Number of classes that have a score."""
-        return self.weight.shape[0]
-
-    @property
-    def feature_dim(self) -> int:
-        """Width of the features."""
-        return self.weight.shape[1]
 
     @checked
     def grow(self, num_new: CountOrZero, *, zero_rows: bool = False) -> None:
@@ -168,16 +148,6 @@ class NearestMeanHead(GrowingModule):
         self.metric = metric
         self.register_buffer("sums", torch.zeros(num_classes, feature_dim))
         self.register_buffer("counts", torch.zeros(num_classes))
-
-    @property
-    def num_classes(self) -> int:
-        """Number of classes that have a score."""
-        return self.counts.shape[0]
-
-    @property
-    def feature_dim(self) -> int:
-        """Width of the features."""
-        return self.sums.shape[1]
 
     @property
     def means(self) -> Tensor:

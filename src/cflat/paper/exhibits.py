@@ -153,24 +153,9 @@ def load_exhibit(name: str) -> Exhibit:
 
 
 def _parse(name: str, values: Mapping[str, Any]) -> Exhibit:
-    nested = ("columns", "rows", "draw")
-    head: Exhibit = parse_section(Exhibit, {key: value for key, value in values.items() if key not in nested}, name)
-    exhibit = replace(
-        head,
-        name=name,
-        columns=_parse_list(Column, values, "columns", name),
-        rows=_parse_list(Line, values, "rows", name),
-        draw=parse_section(Drawing, values.get("draw", {}), f"{name}: draw"),
-    )
+    exhibit: Exhibit = parse_section(Exhibit, {**values, "name": name}, name)
     _check(exhibit)
     return exhibit
-
-
-def _parse_list(cls: type[Any], values: Mapping[str, Any], key: str, name: str) -> tuple[Any, ...]:
-    entries = values.get(key, [])
-    if not isinstance(entries, list):
-        raise ConfigError(f"{name}: {key} must be a list, got {quote(entries)}.")
-    return tuple(parse_section(cls, entry, f"{name}: {key}[{index}]") for index, entry in enumerate(entries))
 
 
 def _check(exhibit: Exhibit) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -28,6 +28,10 @@ from cflat.train import EpochRecord, TaskRecord
 from cflat.train.records import read_records as parse_records
 
 __all__ = ["RunRecord", "read_records"]
+
+T = TypeVar("T")
+History: TypeAlias = "tuple[tuple[float, ...], Timeline | None]"
+_NO_HISTORY: History = ((), None)
 
 BRANCHES = ("sharpness", "flatness")
 MALFORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError, RecursionError)
@@ -89,26 +93,21 @@ def _try_read(folder: RunFolder, name: str, problems: list[Problem]) -> RunRecor
 def _read(folder: RunFolder, name: str, problems: list[Problem]) -> RunRecord:
     summary = _summary(folder) if folder.is_finished else None
     config = folder.load_config() if summary is None else summary.config
-    stages: tuple[float, ...] = ()
-    timeline = None
-    try:
-        stages, timeline = _history(folder, name)
-    except DataError as error:
-        problems.append(Problem(name, str(error)))
-    try:
-        environment = folder.load_environment()
-    except DataError as error:
-        problems.append(Problem(name, str(error)))
-        environment = {}
+
+    def attempt(read: Callable[[], T], otherwise: T) -> T:
+        try:
+            return read()
+        except DataError as error:
+            problems.append(Problem(name, str(error)))
+            return otherwise
+
+    stages, timeline = attempt(lambda: _history(folder, name), _NO_HISTORY)
+    environment: Mapping[str, Any] = attempt(folder.load_environment, {})
+    outline = attempt(folder.load_outline, None)
     if summary is not None:
         stages = tuple(float(value) for value in summary.headline.stage_accuracy)
     files = sorted((folder.path / "analysis").glob("*.json"))
     figures = tuple(figure for file in files if (figure := _figure(file, name, problems)) is not None)
-    try:
-        outline = folder.load_outline()
-    except DataError as error:
-        problems.append(Problem(name, str(error)))
-        outline = None
     tuned = _tuned(folder, config)
     return RunRecord(name, config, summary, stages, timeline, environment, figures, outline, *tuned)
 
@@ -136,7 +135,7 @@ def _summary(folder: RunFolder) -> RunSummary:
     return summary
 
 
-def _history(folder: RunFolder, name: str) -> tuple[tuple[float, ...], Timeline | None]:
+def _history(folder: RunFolder, name: str) -> History:
     if not folder.metrics_file.is_file():
         return (), None
     try:
@@ -167,8 +166,8 @@ def _timeline(name: str, epochs: list[EpochRecord]) -> Timeline:
         for branch in BRANCHES
         if any(branch in record.cache_age for record in epochs)
     }
-    errors = [float(record.surrogate.get("total", 0)) for record in epochs]
-    counts = [float(record.surrogate.get("count", 0)) for record in epochs]
+    measured, total = grown[:, -2], grown[:, -1]
+    errors = np.divide(total, measured, out=np.full(len(epochs), np.nan), where=measured > 0)
     return Timeline(
         name,
         np.cumsum(grown[:, 0]).tolist(),
@@ -176,20 +175,8 @@ def _timeline(name: str, epochs: list[EpochRecord]) -> Timeline:
         (grown[:, 1] / steps).tolist(),
         shares,
         ages,
-        _means_by_epoch(errors, counts, starts) if any(counts) else (),
+        errors.tolist() if measured.any() else (),
     )
-
-
-def _means_by_epoch(totals: list[float], counts: list[float], starts: list[bool]) -> list[float]:
-    """Turn sums and counts that grow over a phase into the mean of each epoch; NaN where nothing was counted."""
-
-    def grown(values: list[float]) -> list[float]:
-        return [
-            value - (0 if start else last) for value, last, start in zip(values, [0.0, *values], starts, strict=False)
-        ]
-
-    pairs = zip(grown(totals), grown(counts), strict=True)
-    return [total / count if count else float("nan") for total, count in pairs]
 
 
 def _phase(record: EpochRecord) -> tuple[int, str]:
@@ -199,7 +186,8 @@ def _phase(record: EpochRecord) -> tuple[int, str]:
 def _counters(record: EpochRecord) -> list[float]:
     branches = {"sharpness": record.sharpness, "flatness": record.flatness}
     outcomes = [branches[branch].get(outcome, 0) for branch in BRANCHES for outcome in OUTCOMES]
-    return [record.steps, record.evaluations, *outcomes]
+    errors = [record.surrogate.get("count", 0), record.surrogate.get("total", 0)]
+    return [record.steps, record.evaluations, *outcomes, *errors]
 
 
 def _figure(file: Path, name: str, problems: list[Problem]) -> FigureData | None:

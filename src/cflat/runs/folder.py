@@ -92,30 +92,15 @@ class RunSummary:
             "preset": config.preset,
             "seed": config.seed,
             "scenario": config.stream.scenario,
-            **_numbers(headline),
             "score": next(iter(self.accuracy)),
-            "stage_accuracy": headline.stage_accuracy.tolist(),
-            "per_task": headline.per_task.tolist(),
-            "accuracy_matrix": headline.accuracy.tolist(),
+            **_accuracies(self.accuracy),
             **{name: getattr(self.cost, name) for name in COSTS},
             "seconds": self.seconds,
             "num_tasks": headline.num_tasks,
             "num_classes": self.num_classes,
-            "scores": _scores(self.accuracy),
-            **({"validation": self._validation()} if self.validation else {}),
+            **({"validation": _accuracies(self.validation)} if self.validation else {}),
             "cost": asdict(self.cost),
             "definitions": {name: metric.definition for name, metric in METRICS.items()},
-        }
-
-    def _validation(self) -> dict[str, Any]:
-        """Return the accuracies on validation images, under the names that those on test images have."""
-        headline = self.on("validation")
-        return {
-            **_numbers(headline),
-            "stage_accuracy": headline.stage_accuracy.tolist(),
-            "per_task": headline.per_task.tolist(),
-            "accuracy_matrix": headline.accuracy.tolist(),
-            "scores": _scores(self.validation),
         }
 
     @classmethod
@@ -137,8 +122,16 @@ class RunSummary:
         return cls(config, result.accuracy, result.cost, seconds, num_classes, result.validation)
 
 
-def _scores(accuracy: Mapping[str, AccuracyMatrix]) -> dict[str, Any]:
-    return {name: {**_numbers(matrix), **matrix.to_dict()} for name, matrix in accuracy.items()}
+def _accuracies(matrices: Mapping[str, AccuracyMatrix]) -> dict[str, Any]:
+    """Return the accuracies of the headline score, and the counts behind those of every score."""
+    headline = next(iter(matrices.values()))
+    return {
+        **_numbers(headline),
+        "stage_accuracy": headline.stage_accuracy.tolist(),
+        "per_task": headline.per_task.tolist(),
+        "accuracy_matrix": headline.accuracy.tolist(),
+        "scores": {name: {**_numbers(matrix), **matrix.to_dict()} for name, matrix in matrices.items()},
+    }
 
 
 def _numbers(matrix: AccuracyMatrix) -> dict[str, float]:

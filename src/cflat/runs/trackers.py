@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from cflat._errors import ConfigError
 from cflat._registry import require_known
@@ -17,80 +17,54 @@ from cflat.train import EpochRecord, Observer, TaskRecord
 __all__ = ["TRACKERS", "Tracker", "TrackerObserver", "create_tracker", "require_tracker"]
 
 
-class Tracker(Protocol):
+@dataclass(frozen=True)
+class Tracker:
     """Where numbers go."""
 
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Record numbers at a step."""
-        ...
-
-    def close(self) -> None:
-        """Send what is left."""
-        ...
+    log: Callable[[int, dict[str, float]], object]
+    """Records numbers at a step."""
+    close: Callable[[], object]
+    """Sends what is left."""
 
 
-class TensorBoardTracker:
-    """Event files in the run directory."""
+def _tensorboard(config: RunConfig, folder: Path) -> Tracker:
+    """Write event files into the run directory."""
+    from torch.utils.tensorboard import SummaryWriter
 
-    def __init__(self, config: RunConfig, folder: Path) -> None:
-        from torch.utils.tensorboard import SummaryWriter
+    writer = SummaryWriter(str(folder / "tensorboard"))
+    writer.add_text("config", f"```\n{config.to_yaml()}\n```")
 
-        self._writer = SummaryWriter(str(folder / "tensorboard"))
-        self._writer.add_text("config", f"```\n{config.to_yaml()}\n```")
-
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Record numbers at a step."""
+    def log(step: int, values: dict[str, float]) -> None:
         for name, value in values.items():
-            self._writer.add_scalar(name, value, step)
+            writer.add_scalar(name, value, step)
 
-    def close(self) -> None:
-        """Send what is left."""
-        self._writer.close()
+    return Tracker(log, writer.close)
 
 
-class WandbTracker:
-    """A run in the project ``cflat``; a resumed run goes on under the same name."""
+def _wandb(config: RunConfig, folder: Path) -> Tracker:
+    """Open a run in the project ``cflat``; a resumed run goes on under the same name."""
+    import wandb
 
-    def __init__(self, config: RunConfig, folder: Path) -> None:
-        import wandb
-
-        self._run = wandb.init(
-            project="cflat", name=folder.name, id=folder.name, dir=str(folder), config=config.to_dict(), resume="allow"
-        )
-
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Record numbers at a step."""
-        self._run.log(dict(values), step=step)
-
-    def close(self) -> None:
-        """Send what is left."""
-        self._run.finish()
+    run = wandb.init(
+        project="cflat", name=folder.name, id=folder.name, dir=str(folder), config=config.to_dict(), resume="allow"
+    )
+    return Tracker(lambda step, values: run.log(values, step=step), run.finish)
 
 
-class MlflowTracker:
-    """A run in the experiment ``cflat``."""
+def _mlflow(config: RunConfig, folder: Path) -> Tracker:
+    """Open a run in the experiment ``cflat``."""
+    import mlflow
 
-    def __init__(self, config: RunConfig, folder: Path) -> None:
-        import mlflow
-
-        self._mlflow = mlflow
-        mlflow.set_experiment("cflat")
-        mlflow.start_run(run_name=folder.name)
-        mlflow.log_params(flatten(config.to_dict()))
-
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Record numbers at a step."""
-        self._mlflow.log_metrics(dict(values), step=step)
-
-    def close(self) -> None:
-        """Send what is left."""
-        self._mlflow.end_run()
+    mlflow.set_experiment("cflat")
+    mlflow.start_run(run_name=folder.name)
+    mlflow.log_params(flatten(config.to_dict()))
+    return Tracker(lambda step, values: mlflow.log_metrics(values, step=step), mlflow.end_run)
 
 
 TRACKERS: dict[str, Callable[[RunConfig, Path], Tracker]] = {
-    "tensorboard": TensorBoardTracker,
-    "wandb": WandbTracker,
-    "mlflow": MlflowTracker,
+    "tensorboard": _tensorboard,
+    "wandb": _wandb,
+    "mlflow": _mlflow,
 }
 
 
