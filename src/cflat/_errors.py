@@ -7,20 +7,6 @@ every `CFlatError` into one sentence and exit code 2.
 
 from __future__ import annotations
 
-from cflat._ranges import check
-
-__all__ = [
-    "CFlatError",
-    "ClosureError",
-    "ConfigError",
-    "DataError",
-    "OtherRankFailed",
-    "RankLost",
-    "UnknownName",
-    "check",
-    "shortened",
-]
-
 MAX_MESSAGE = 2000
 """Characters of a message; what a user typed or a file holds may be longer and is then cut in the middle."""
 

@@ -15,17 +15,6 @@ from typing import Any, BinaryIO
 
 from cflat._errors import DataError
 
-__all__ = [
-    "make_folder",
-    "open_regular",
-    "plain_values",
-    "read_text",
-    "remove_leftovers",
-    "sync_folder",
-    "write_atomic",
-    "write_json",
-]
-
 MAX_TEXT_BYTES = 256 << 20
 """No text that a run reads or leaves is larger; more is a mistake, or would not fit into memory once it is parsed."""
 _LEFTOVER = re.compile(r"\..+\.(\d+)\.tmp|.+\.tmp-(\d+)", re.ASCII)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-__all__ = ["LazyModule"]
-
 
 class LazyModule:
     """A module that is imported when one of its names is asked for.

@@ -6,8 +6,6 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["free_memory", "gib"]
-
 
 def free_memory() -> int | None:
     """Return the bytes that this process can still get, as far as the system says."""

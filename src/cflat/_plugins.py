@@ -19,8 +19,6 @@ from pathlib import Path
 
 from cflat._errors import ConfigError
 
-__all__ = ["VARIABLE", "find_plugins", "load_plugins"]
-
 GROUP = "cflat.plugins"
 VARIABLE = "CFLAT_PLUGINS"
 

@@ -14,20 +14,6 @@ from functools import cache, wraps
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
-__all__ = [
-    "Count",
-    "CountOrZero",
-    "Fraction",
-    "NotNegative",
-    "Number",
-    "Positive",
-    "Range",
-    "Share",
-    "Whole",
-    "check",
-    "checked",
-]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 

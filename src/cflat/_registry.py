@@ -12,8 +12,6 @@ from typing import Any, Generic, TypeVar
 from cflat._errors import UnknownName, shortened
 from cflat._plugins import find_plugins
 
-__all__ = ["Registry", "import_modules", "require_known", "suggest"]
-
 T = TypeVar("T")
 
 MAX_NAME = 100

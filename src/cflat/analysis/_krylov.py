@@ -9,8 +9,6 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-__all__ = ["Krylov", "quadrature", "rank"]
-
 Product: TypeAlias = Callable[[Tensor], Tensor]
 """Returns A v in float64 for a flat vector v."""
 Which: TypeAlias = Literal["largest", "smallest", "magnitude"]

@@ -10,8 +10,6 @@ from torch import Tensor, nn
 
 from cflat.optim.engine import BufferGuard, RandomGuard, Vector, as_real, clone_all, data_of
 
-__all__ = ["Loss", "Point"]
-
 Loss: TypeAlias = Callable[[], Tensor]
 """Returns the loss of the present weights as a scalar tensor, without calling backward."""
 

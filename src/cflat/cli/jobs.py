@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from cflat.runs.jobs import Executor, Job
     from cflat.train import Observer
 
-__all__ = ["ExecutorName", "Gpus", "job_executor", "stoppable"]
-
 EXECUTORS = ("local", "ray")
 NOT_SAVED = 3
 """Exit code of a command that was stopped and could not save."""

@@ -16,8 +16,6 @@ from cflat._errors import CFlatError, ConfigError, OtherRankFailed, shortened
 from cflat._plugins import load_plugins
 from cflat.cli.output import is_main_process, let_main_speak, own_rank
 
-__all__ = ["app", "run_app"]
-
 DEBUG = "--debug"
 _MODULES = {"list": "listing", "check-data": "check_data"}
 """Commands whose name is no name of a module."""

@@ -12,20 +12,6 @@ import typer
 
 from cflat._errors import ConfigError
 
-__all__ = [
-    "DataRoot",
-    "Json",
-    "Overrides",
-    "Quiet",
-    "Weights",
-    "chosen_layer",
-    "comma_names",
-    "comma_numbers",
-    "safe_name",
-    "takes_settings",
-    "usual_folder",
-]
-
 Command = TypeVar("Command", bound=Callable[..., None])
 MAX_WORD = 40
 """Characters of a part of a folder's name; file systems allow 255 bytes in all."""

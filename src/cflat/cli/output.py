@@ -20,21 +20,6 @@ from cflat._files import plain_values
 if TYPE_CHECKING:
     from cflat.metrics import Spread
 
-__all__ = [
-    "SPREAD_COLUMNS",
-    "console",
-    "emit_json",
-    "is_main_process",
-    "let_main_speak",
-    "next_command",
-    "note",
-    "own_rank",
-    "percent",
-    "spread_cells",
-    "table",
-    "tell_stopping",
-]
-
 STANDARD_ERROR = 2
 PATIENCE_SECONDS = 20.0
 POLL_SECONDS = 0.1

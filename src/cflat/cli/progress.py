@@ -23,8 +23,6 @@ from cflat.data import Outline, Task
 from cflat.train import EpochRecord, Observer, TaskRecord
 from cflat.train.observer import StepEvent
 
-__all__ = ["BarProgress", "LineProgress", "RunClock", "close_all", "count_images", "make_progress"]
-
 REFRESH_SECONDS = 0.25
 """Reading the loss waits for the device, so that it is done only so often."""
 LINE_SECONDS = 10.0

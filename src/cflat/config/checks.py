@@ -12,8 +12,6 @@ from cflat.methods import get_method_spec
 from cflat.nn.backbone import Family, get_backbone_spec, list_backbones
 from cflat.train.settings import BaseSettings, RuntimeSettings
 
-__all__ = ["backbone_family", "check_together"]
-
 ACCELERATORS = ("auto", "cpu", "cuda", "mps")
 STRATEGIES = ("auto", "ddp", "ddp_find_unused_parameters_true")
 VECTOR_BACKBONES = ("mlp", "identity")

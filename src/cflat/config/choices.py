@@ -18,15 +18,6 @@ from cflat.config.validation import parse_section, quote, require_mapping
 from cflat.methods import get_method_spec
 from cflat.optim import get_optimizer_spec, optimizer_settings
 
-__all__ = [
-    "Choice",
-    "optimizer_config",
-    "own_settings",
-    "parse_method",
-    "parse_optimizer",
-    "require_shared_settings",
-]
-
 NOT_SETTINGS = ("options",)
 """Keywords of optimizers that a run sets itself."""
 

@@ -14,8 +14,6 @@ from cflat.config.documents import Layer, flatten, merge, parse_overrides
 from cflat.config.presets import PRESETS, default_preset, resolve_config
 from cflat.config.run_config import RunConfig
 
-__all__ = ["compare_command", "reproduce_command"]
-
 MAX_ROUNDS = 4
 """A key that is added can change what the preset says about others; a few rounds settle it."""
 

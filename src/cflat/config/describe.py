@@ -17,8 +17,6 @@ from cflat.config.run_config import SECTIONS
 from cflat.methods import get_method_spec, list_methods
 from cflat.optim import get_optimizer_spec, list_optimizers
 
-__all__ = ["Key", "describe_keys", "markdown_keys"]
-
 
 @dataclass(frozen=True)
 class Key:

@@ -11,19 +11,7 @@ import yaml
 
 from cflat._errors import ConfigError
 from cflat._files import read_text
-from cflat.config.yaml_text import dump_yaml, load_yaml
-
-__all__ = [
-    "CHOICES",
-    "Layer",
-    "dump_yaml",
-    "flatten",
-    "merge",
-    "nested",
-    "parse_overrides",
-    "parse_scalar",
-    "read_document",
-]
+from cflat.config.yaml_text import load_yaml
 
 Layer: TypeAlias = "dict[str, Any]"
 """A configuration, or part of one: values by section and key, as they were typed."""

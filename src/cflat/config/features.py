@@ -10,8 +10,6 @@ from cflat.config.checks import backbone_family
 from cflat.config.documents import merge
 from cflat.config.run_config import RunConfig, parse_config
 
-__all__ = ["features_config"]
-
 SECTIONS = ("data", "backbone", "runtime")
 _DEFAULTS = {"method": {"name": "simplecil"}, "optimizer": {"name": "none"}, "backbone": {"inputs": "timm"}}
 

@@ -12,8 +12,6 @@ from typing import Any
 
 from cflat.config.documents import Layer
 
-__all__ = ["CPU", "DIGITS", "PAPER", "PILOT", "QUIRKS", "RHO", "SCRATCH", "USUAL_RHO", "VECTORS", "Recipe"]
-
 RHO = {"icarl": 0.1, "memo": 0.1, "l2p": 0.02}
 """Radius of the perturbation by method, from the paper; all others have `USUAL_RHO`."""
 USUAL_RHO = 0.05

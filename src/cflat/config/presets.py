@@ -22,8 +22,6 @@ from cflat.data import DatasetSpec, dataset_spec
 from cflat.methods import MethodSpec, get_method_spec
 from cflat.optim import get_optimizer_spec, optimizer_settings
 
-__all__ = ["PRESETS", "default_preset", "preset_layer", "radius_of", "resolve_config"]
-
 PRESETS: dict[str, str] = {
     "paper": "the paper's hyperparameters: ViT-B/16, 224 px; needs weights and a GPU",
     "pilot": "the hyperparameters of the PILOT toolbox; needs weights and a GPU",

@@ -16,12 +16,11 @@ from cflat._errors import ConfigError
 from cflat._settings import CountOrZero, settings_class
 from cflat.config.checks import check_together
 from cflat.config.choices import Choice, parse_method, parse_optimizer
-from cflat.config.documents import CHOICES, Layer, dump_yaml
+from cflat.config.documents import CHOICES, Layer
 from cflat.config.settings import BackboneSettings, DataSettings, StreamSettings
 from cflat.config.validation import parse_section, quote, require_mapping
+from cflat.config.yaml_text import dump_yaml
 from cflat.train.settings import BaseSettings, RuntimeSettings, TrainSettings
-
-__all__ = ["SECTIONS", "RunConfig", "parse_config"]
 
 SECTIONS: dict[str, type[Any]] = {
     "base": BaseSettings,

@@ -9,8 +9,6 @@ from pydantic import Field
 from cflat._settings import Count, CountOrZero, Flag, Fraction, Pixels, settings_class
 from cflat.data.stream import DomainLabels, Scenario
 
-__all__ = ["BackboneSettings", "DataSettings", "StreamSettings"]
-
 
 @settings_class
 class BackboneSettings:

@@ -13,8 +13,6 @@ from pydantic import TypeAdapter, ValidationError
 from cflat._errors import ConfigError
 from cflat._registry import suggest
 
-__all__ = ["parse_section", "quote", "require_mapping"]
-
 WORDS = {
     "greater than or equal to": "at least",
     "less than or equal to": "at most",

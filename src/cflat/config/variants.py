@@ -16,8 +16,6 @@ from cflat._errors import ConfigError
 from cflat.config.documents import Layer, merge, nested, parse_overrides
 from cflat.optim import get_optimizer_spec
 
-__all__ = ["Variant", "list_variants", "parse_variant"]
-
 _OUTSIDE_BRACKETS = r"(?![^\[]*\])"
 
 

@@ -15,8 +15,6 @@ from typing import Any, ClassVar
 import yaml
 from yaml.nodes import MappingNode, Node, SequenceNode
 
-__all__ = ["dump_yaml", "load_yaml"]
-
 MAX_VALUES = 50_000
 """Keys and values of a document, aliases counted as often as they are used."""
 

@@ -15,7 +15,7 @@ from functools import cache
 import numpy as np
 import torch
 
-from cflat._errors import check
+from cflat._ranges import check
 from cflat.data.batch import Batch
 from cflat.data.images import ImageSet
 from cflat.data.pixels import Indices

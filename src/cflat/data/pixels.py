@@ -22,7 +22,8 @@ import torch
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
-from cflat._errors import DataError, check
+from cflat._errors import DataError
+from cflat._ranges import check
 
 __all__ = ["ArrayPixels", "DecodedCache", "FilePixels", "Indices", "PixelStore", "Pixels", "decode_image"]
 

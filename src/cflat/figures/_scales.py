@@ -7,16 +7,6 @@ from math import isfinite
 
 from cflat.figures.model import Bars, Curve, Panel
 
-__all__ = [
-    "MAX_LABELLED_BARS",
-    "color_limits",
-    "counts_whole",
-    "diagonal_ends",
-    "is_named_beside",
-    "label_places",
-    "short",
-]
-
 MAX_LABELLED_BARS = 12
 """More bars than this show no numbers."""
 MAX_LABELLED_POINTS = 15

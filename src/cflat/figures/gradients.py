@@ -15,8 +15,6 @@ import numpy.typing as npt
 
 from cflat.figures.model import Curve, FigureData, Panel, downsampled
 
-__all__ = ["GradientHistory", "correction_ratios", "drift", "evolution", "normality", "terms_over_tasks"]
-
 DRIFTING = ("g", "g_0", "g_vs", "g_vf")
 MAX_EPOCHS = 6
 """Epochs shown as curves of their own; of more, these many are picked evenly."""

@@ -30,8 +30,6 @@ from cflat.figures.palette import (
     group_of,
 )
 
-__all__ = ["plot"]
-
 PANEL_PIXELS = 300
 LEGEND_ROW_PIXELS = 22
 MAX_LEGEND = 14

@@ -9,8 +9,6 @@ from typing import TypeAlias
 
 from cflat.figures.model import Curve, FigureData, Heatmap, Panel, downsampled
 
-__all__ = ["connectivity_figure", "plane_figure", "slice_figure", "spectrum_figure"]
-
 Points: TypeAlias = tuple[Sequence[float], Sequence[float]]
 """The x and y of a curve."""
 Surface: TypeAlias = tuple[Sequence[float], Sequence[float], Sequence[Sequence[float]]]

@@ -13,8 +13,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-__all__ = ["MAX_POINTS", "Bars", "Curve", "FigureData", "Heatmap", "Panel", "downsampled"]
-
 MAX_POINTS = 2000
 """Longer curves are thinned out before they are stored or drawn."""
 

@@ -8,24 +8,6 @@ from itertools import cycle
 
 from cflat.figures.model import Bars, Curve, FigureData
 
-__all__ = [
-    "COLORS",
-    "DARK",
-    "DIVERGING",
-    "GRID",
-    "INK",
-    "NAMED",
-    "OPTIMIZERS",
-    "SEQUENTIAL",
-    "TITLES",
-    "band_color",
-    "group_colors",
-    "group_of",
-    "is_light",
-    "optimizer_colors",
-    "optimizer_of",
-]
-
 OPTIMIZERS = {
     "none": ("plain", "#4d4d4d", "#b9bec6"),
     "sam": ("SAM", "#0072b2", "#4ba3de"),

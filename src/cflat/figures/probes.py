@@ -7,8 +7,6 @@ from typing import Any
 
 from cflat.figures.model import Curve, FigureData, Panel
 
-__all__ = ["probe_figure"]
-
 
 def probe_figure(result: Mapping[str, Any], title: str) -> FigureData:
     """Return the figure of `cflat.analysis.probe.ProbeResult.to_dict`."""

@@ -13,28 +13,6 @@ import numpy as np
 
 from cflat.figures.model import MAX_POINTS, Bars, Curve, FigureData, Heatmap, Panel, downsampled
 
-__all__ = [
-    "COSTS",
-    "OUTCOMES",
-    "SPREAD",
-    "RunGroup",
-    "StrategyPoint",
-    "SweepPoint",
-    "Timeline",
-    "accuracy_curves",
-    "accuracy_heatmap",
-    "cache_ages",
-    "comparison_overview",
-    "evaluation_timeline",
-    "loss_curves",
-    "pareto_front",
-    "scheduler_comparison",
-    "sensitivity",
-    "spans_decades",
-    "speed_front",
-    "trigger_timeline",
-]
-
 OUTCOMES = ("refreshed", "reused", "skipped")
 SPREAD = "Bands and whiskers: standard deviation over seeds."
 MAX_BANDS = 6

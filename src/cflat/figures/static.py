@@ -40,8 +40,6 @@ from cflat.figures.palette import (
     is_light,
 )
 
-__all__ = ["FORMATS", "draw", "save"]
-
 FORMATS = ("svg", "pdf", "png")
 PANEL_INCHES = (4.2, 3.3)
 STYLE: Any = {

@@ -11,8 +11,6 @@ import numpy as np
 from cflat.figures.model import Bars, Curve, FigureData, Heatmap, Panel
 from cflat.figures.runs import SPREAD, SweepPoint, sensitivity, spans_decades
 
-__all__ = ["SweepCase", "sweep_figure"]
-
 MAX_BARS = 12
 MAX_PANELS = 4
 MAX_CELLS = 12

@@ -9,8 +9,6 @@ from typing import Any, Literal
 from cflat.figures.model import Bars, Curve, FigureData, Heatmap, Panel
 from cflat.figures.runs import SPREAD, SweepPoint, sensitivity
 
-__all__ = ["SEARCH_COLORS", "TrialPoint", "rate_figure", "search_figure"]
-
 ACCURACY = "validation accuracy (%)"
 ENDED = "ended early"
 SEARCH_COLORS = {ENDED: "#b9bec6"}

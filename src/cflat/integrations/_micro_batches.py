@@ -12,8 +12,6 @@ from cflat._errors import ClosureError
 from cflat.optim import SharpnessAware
 from cflat.optim._guards import RandomGuard
 
-__all__ = ["MicroBatches", "flat_optimizer"]
-
 
 class MicroBatches:
     """The evaluations that lead up to one step, each with the random numbers that it draws.

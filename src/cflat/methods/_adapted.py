@@ -14,8 +14,6 @@ from cflat.nn.heads import CosineHead
 from cflat.nn.surgery import freeze
 from cflat.nn.vit import attend, embed, mix, num_read, pool, run_blocks, vit_of
 
-__all__ = ["AdaptedClassifier", "AdapterConfig", "FirstTaskAdapted"]
-
 
 @settings_class
 class AdapterConfig:

@@ -22,8 +22,6 @@ from cflat.data import Batch, ImageSet, Task
 from cflat.data.stream import Scenario
 from cflat.nn.surgery import train_unfrozen_
 
-__all__ = ["Extract", "Loss", "Method", "ParamGroup", "Phase", "StreamInfo"]
-
 
 @dataclass(frozen=True)
 class StreamInfo:

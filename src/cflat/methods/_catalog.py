@@ -11,8 +11,6 @@ from cflat.data.stream import Scenario
 from cflat.methods._base import Method, StreamInfo
 from cflat.nn.backbone import Backbone
 
-__all__ = ["METHODS", "MethodSpec", "create_method", "get_method_spec", "list_methods", "register_method"]
-
 C = TypeVar("C", bound=type[Method])
 
 

@@ -13,8 +13,6 @@ from cflat.data import ExemplarMemory, ImageSet, Task
 from cflat.methods._base import Extract, Method, StreamInfo
 from cflat.nn.heads import NearestMeanHead
 
-__all__ = ["MemoryConfig", "Rehearsal"]
-
 
 @settings_class
 class MemoryConfig:

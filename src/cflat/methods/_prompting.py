@@ -22,8 +22,6 @@ from cflat.nn.heads import LinearHead
 from cflat.nn.prompts import PrefixPrompts, PromptPool
 from cflat.nn.surgery import freeze
 
-__all__ = ["PromptConfig", "PromptMethod", "PromptedViT", "QueryCache"]
-
 
 @settings_class
 class PromptConfig:

@@ -7,8 +7,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-__all__ = ["GrowingModule"]
-
 
 class GrowingModule(nn.Module):
     """Give the tensors named in ``growing`` the shape that a loaded state dict has for them.

@@ -13,16 +13,6 @@ from torch.optim import Optimizer
 from cflat._registry import Registry, suggest
 from cflat.optim._base import SharpnessAware
 
-__all__ = [
-    "OPTIMIZERS",
-    "OptimizerSpec",
-    "create_optimizer",
-    "get_optimizer_spec",
-    "list_optimizers",
-    "optimizer_settings",
-    "register_optimizer",
-]
-
 C = TypeVar("C", bound=type[SharpnessAware])
 
 

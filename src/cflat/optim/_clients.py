@@ -11,8 +11,6 @@ from cflat._errors import ClosureError
 if TYPE_CHECKING:
     from cflat.optim._base import SharpnessAware
 
-__all__ = ["is_absent", "refuse_skipped_micro_batches"]
-
 _MAX_FRAMES = 8  # torch and LR schedulers put at most four between Accelerate's step and ours
 
 

@@ -13,8 +13,6 @@ from torch import Tensor, nn
 
 from cflat.optim._vectors import clone_all
 
-__all__ = ["BufferGuard", "RandomGuard"]
-
 
 class BufferGuard:
     """Undo what extra evaluations do to the buffers of a module.

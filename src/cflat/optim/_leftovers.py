@@ -9,8 +9,6 @@ from torch import Tensor
 
 from cflat._errors import ClosureError
 
-__all__ = ["holds_foreign_gradient", "mark_gradients", "refuse_late_changes"]
-
 _MARK = "_cflat_version"
 
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from cflat.optim._weights import Weights
 
-__all__ = ["DirectionMemory"]
-
 # A remembered direction still stands for the whole while it covers this share of the active elements.
 _ENOUGH = 0.9
 

@@ -10,8 +10,6 @@ from cflat._ranges import Positive, checked
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["StepOptions"]
-
 
 @checked
 @dataclass(frozen=True, kw_only=True)

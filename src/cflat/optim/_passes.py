@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from cflat.optim._base import SharpnessAware
 
-__all__ = ["Direction", "Evaluation", "Passes"]
-
 Direction: TypeAlias = Generator[str | None, Vector, Vector]
 """An algorithm: each ``yield`` asks for the gradient at the present weights, by name; it returns the direction."""
 

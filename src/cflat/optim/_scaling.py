@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from cflat.optim._base import SharpnessAware
     from cflat.optim._vectors import Vector
 
-__all__ = ["LossScale", "refuse_scaler"]
-
 
 class LossScale:
     """The factor by which one step's gradients are too large, and the scaler that must hear how the step went.

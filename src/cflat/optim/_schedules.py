@@ -12,8 +12,6 @@ from typing import TypeAlias
 
 from cflat._ranges import NotNegative, Positive, check, checked
 
-__all__ = ["InverseSqrt", "Radius", "TiedToLR", "radius_at"]
-
 Radius: TypeAlias = Positive | Callable[[int, float], float]
 
 

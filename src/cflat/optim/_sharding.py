@@ -12,8 +12,6 @@ from typing import Any
 from torch import Tensor
 from torch.nn import Parameter
 
-__all__ = ["Sharding", "is_sharded", "like_parameter", "local_part", "sharding_of"]
-
 
 class Sharding:
     """How the tensors of a vector are spread, by parameter.

@@ -10,8 +10,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-__all__ = ["Products", "surrogate_errors"]
-
 
 @dataclass(frozen=True, slots=True)
 class Products:

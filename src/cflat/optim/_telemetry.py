@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-__all__ = ["Branch", "BranchCounter", "Outcome", "SurrogateError", "Telemetry"]
-
 Branch = Literal["sharpness", "flatness"]
 Outcome = Literal["refreshed", "reused", "skipped"]
 

@@ -28,8 +28,6 @@ from cflat.optim._weights import Weights
 if TYPE_CHECKING:
     from cflat.optim.c_flat_turbo import CFlatTurbo
 
-__all__ = ["Measured"]
-
 RATE = 0.1
 """Least weight of the newest observation in a mean."""
 ALONG, ACROSS = (-0.9, 2.0), (-1.0, 1.0)

@@ -22,8 +22,6 @@ from cflat.optim._weights import Weights
 if TYPE_CHECKING:
     from cflat.optim.c_flat_turbo import CFlatTurbo, TurboRules
 
-__all__ = ["Printed"]
-
 
 class Printed:
     """The two branches of Algorithm 1.

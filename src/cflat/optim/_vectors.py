@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from cflat.optim._sharding import Sharding
 
-__all__ = ["EPS", "NonFiniteError", "Vector", "as_real", "clone_all", "dot", "read"]
-
 EPS = 1e-12
 """Added to a norm before dividing by it, so that the unit vector of zero is zero."""
 

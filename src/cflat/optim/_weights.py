@@ -14,8 +14,6 @@ from cflat.optim._vectors import EPS, Vector, as_real
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["Weights", "data_of"]
-
 
 class Weights:
     """The parameters that take part in one step.

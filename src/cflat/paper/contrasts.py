@@ -10,8 +10,6 @@ from cflat.metrics import paired_difference
 from cflat.paper.exhibits import Line
 from cflat.paper.reproduce import SPEED, Entry, Reproduction
 
-__all__ = ["ACCURACY", "Contrast", "contrasts"]
-
 ACCURACY = "avg"
 
 

@@ -20,8 +20,6 @@ from cflat.config.documents import flatten, merge, read_document
 from cflat.config.validation import parse_section, quote, require_mapping
 from cflat.paper.measures import metric_title
 
-__all__ = ["Column", "Drawing", "Exhibit", "Line", "Published", "list_exhibits", "load_exhibit"]
-
 _FOLDER = files("cflat.paper") / "recipes"
 _NUMBER = re.compile(r"^\s*([-+.\deE]+)\s*(?:±\s*([-+.\deE]+))?\s*$")
 

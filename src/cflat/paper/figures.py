@@ -10,8 +10,6 @@ from cflat.paper.contrasts import ACCURACY, Contrast, contrasts
 from cflat.paper.measures import is_config, unit_of
 from cflat.paper.reproduce import HERE, PAPER, SPEED, Reproduction
 
-__all__ = ["picture"]
-
 
 def picture(found: Reproduction) -> FigureData | None:
     """Draw the numbers: over a setting, over the tasks, or as gains over the first line of each group."""

@@ -12,8 +12,6 @@ from cflat.config.run_config import RunConfig
 from cflat.metrics import METRICS
 from cflat.runs.folder import RunSummary
 
-__all__ = ["Measure", "config_value", "is_config", "measure", "metric_title", "unit_of"]
-
 CONFIG, STAGE = "config.", "stage."
 
 

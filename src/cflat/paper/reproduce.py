@@ -23,8 +23,6 @@ from cflat.paper.exhibits import Exhibit, Line, Published
 from cflat.paper.measures import config_value, is_config, measure, metric_title
 from cflat.runs.jobs import Executor, Job, run_jobs
 
-__all__ = ["SCALES", "Entry", "Plan", "Reproduction", "Request", "plan_exhibit", "reproduce", "watched_config"]
-
 FIRST_ORDER = 1993
 """The field's class order; a further order has the next seed."""
 SCALES: dict[str, Layer] = {

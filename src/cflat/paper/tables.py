@@ -20,8 +20,6 @@ from cflat.report.export import latex_text
 from cflat.report.model import Cell, ReportData, Section, Table
 from cflat.report.write import write_page, write_report
 
-__all__ = ["markdown", "remarks", "tables", "verdicts", "write_reproduction"]
-
 MAX_BESIDE = 6
 """Numbers of a line up to which the paper's stand beside ours; more are set below."""
 

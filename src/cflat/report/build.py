@@ -16,8 +16,6 @@ from cflat.figures.model import FigureData
 from cflat.figures.palette import DARK
 from cflat.report.model import ReportData
 
-__all__ = ["build_page", "embed_json"]
-
 USUAL_COLUMNS, MAX_COLUMNS = 3, 5
 """Panels in a row, of a figure that does not say how many, and of one that wants many."""
 

@@ -15,8 +15,6 @@ from cflat.report.model import Cell, Table
 from cflat.report.records import read_records
 from cflat.report.tables import accuracy_table, cost_table, runs_table
 
-__all__ = ["csv_text", "latex_text", "report_tables", "write_tables"]
-
 _NUMBER = re.compile(r"(?P<value>[+-]?\d[\d.]*)(?: ± (?P<std>[\d.]+))?(?:, p (?P<p>[\d.e+-]+))?")
 """What a cell can hold besides text: a number, its deviation, and the p-value of a difference."""
 _ESCAPES = {

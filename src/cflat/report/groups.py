@@ -18,8 +18,6 @@ from cflat.metrics import Spread, spread
 from cflat.optim import get_optimizer_spec
 from cflat.report.records import RunRecord
 
-__all__ = ["Group", "differing_keys", "flat_settings", "group_records", "plain_text", "title_of"]
-
 _APART = (
     "preset",
     "data.root",

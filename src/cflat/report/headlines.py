@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from cflat.metrics import PairedDifference, Spread, paired_difference, spread
 from cflat.report.groups import Group
 
-__all__ = ["difference_to", "families", "headlines", "reference_of"]
-
 SIGNIFICANT = 0.05
 MAX_TOLD = 3
 """Optimizers that get a sentence of their own where there are no validation images to choose one by."""

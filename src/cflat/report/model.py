@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 
 from cflat.figures.model import FigureData
 
-__all__ = ["Cell", "Choices", "Command", "Folded", "Problem", "ReportData", "Section", "Table"]
-
 
 @dataclass(frozen=True)
 class Cell:

@@ -27,8 +27,6 @@ from cflat.runs.folder import RunFolder, RunSummary, find_runs
 from cflat.train import EpochRecord, TaskRecord
 from cflat.train.records import read_records as parse_records
 
-__all__ = ["RunRecord", "read_records"]
-
 T = TypeVar("T")
 History: TypeAlias = "tuple[tuple[float, ...], Timeline | None]"
 _NO_HISTORY: History = ((), None)

@@ -12,8 +12,6 @@ from cflat.report.model import Cell, Table
 from cflat.report.records import RunRecord
 from cflat.runs.folder import RunSummary
 
-__all__ = ["accuracy_table", "cost_table", "runs_table", "surrogate_words", "tasks_table"]
-
 KINDS = ("refreshed", "reused", "skipped")
 
 

@@ -35,8 +35,6 @@ from cflat.report.model import Cell, Choices, Command, Folded, Problem, ReportDa
 from cflat.report.records import RunRecord, read_records
 from cflat.report.tables import accuracy_table, cost_table, runs_table, surrogate_words, tasks_table
 
-__all__ = ["Report", "collect_report", "write_page", "write_report"]
-
 MAX_HEADLINES = 4
 FIGURE_POINTS = 12_000
 """Points of all curves of a chart of histories; more curves get fewer points each."""

@@ -10,10 +10,8 @@ from cflat._files import plain_values
 from cflat.config.documents import flatten, merge
 from cflat.config.run_config import RunConfig, parse_config
 
-__all__ = ["change_config", "changed_keys", "identity", "may_change", "with_newer_defaults"]
-
-PLACES = ("data.root", "backbone.weights", "backbone.checkpointing")
-"""Images are compared by content, weights come from the checkpoint, and gradients are the same by either way."""
+PLACES = ("data.root", "backbone.weights")
+"""Images are compared by content, and weights come from the checkpoint."""
 PRECISION = "runtime.precision"
 """The only key of ``runtime`` that is part of what is computed; the number of ranks is compared itself."""
 

@@ -13,8 +13,6 @@ import torch
 
 import cflat
 
-__all__ = ["describe_environment", "package_versions"]
-
 PACKAGES = ("torch", "torchvision", "timm", "lightning-fabric", "numpy", "scipy", "scikit-learn", "pydantic")
 
 

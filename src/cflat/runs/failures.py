@@ -15,8 +15,6 @@ from cflat._errors import CFlatError, ConfigError, RankLost
 from cflat._files import write_atomic
 from cflat.config.run_config import RunConfig
 
-__all__ = ["TrainingDiverged", "explained", "in_company"]
-
 LOG = "error.log"
 NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
 NO_ANSWER = ("gloo", "nccl", "connection closed by peer", "connection reset by peer")

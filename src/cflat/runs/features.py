@@ -26,8 +26,6 @@ from cflat.nn.backbone import Backbone
 from cflat.runs.run import check_devices, make_backbone
 from cflat.train import Runtime
 
-__all__ = ["Features", "FeaturesOrigin", "make_features"]
-
 VERSION = 1
 """Of the layout of the file."""
 

@@ -27,8 +27,6 @@ from cflat.metrics import METRICS, AccuracyMatrix
 from cflat.runs.changes import identity
 from cflat.train import Cost, EpochRecord, Observer, RunResult, TaskRecord
 
-__all__ = ["MetricsLog", "RunFolder", "RunSummary", "find_runs"]
-
 COSTS = (
     "images_per_second",
     "evaluations_per_step",

@@ -26,8 +26,6 @@ from cflat.runs.folder import RunFolder
 from cflat.runs.run import make_backbone, make_stream
 from cflat.train.checkpoint import CheckpointStore
 
-__all__ = ["Images", "Prediction", "Predictor", "find_images", "load_predictor"]
-
 Images: TypeAlias = str | Path | Sequence[str | Path] | npt.NDArray[Any]
 """A folder, files, uint8 pixels (N, H, W, 3), or the vectors that a run on features has learned from."""
 

@@ -8,8 +8,6 @@ import threading
 from collections.abc import Callable
 from types import FrameType, TracebackType
 
-__all__ = ["StopRequest"]
-
 
 def _is_launched() -> bool:
     """Whether torchrun has started this process."""

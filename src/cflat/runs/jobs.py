@@ -14,18 +14,6 @@ from cflat.runs.folder import RunFolder, RunSummary
 from cflat.runs.run import run
 from cflat.train import Observer
 
-__all__ = [
-    "Executor",
-    "Job",
-    "JobsFailed",
-    "SerialExecutor",
-    "carry_out",
-    "finish_jobs",
-    "pending_jobs",
-    "require_one_process",
-    "run_jobs",
-]
-
 MAX_NAMED = 5
 """Failed jobs that a message names."""
 

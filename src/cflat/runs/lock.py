@@ -22,8 +22,6 @@ from pathlib import Path
 from cflat._errors import DataError
 from cflat._files import remove_leftovers
 
-__all__ = ["FolderInUse", "owned", "refuse_if_owned"]
-
 logger = logging.getLogger(__name__)
 
 NAME = ".lock"

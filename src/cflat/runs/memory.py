@@ -16,8 +16,6 @@ from cflat.data import Stream
 from cflat.nn.backbone import Backbone
 from cflat.train import RuntimeSettings, TrainSettings
 
-__all__ = ["MemoryLimit", "require_batch"]
-
 _MAKERS: tuple[Callable[..., Tensor], ...] = (
     torch.empty,
     torch.zeros,

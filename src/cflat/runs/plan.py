@@ -10,8 +10,6 @@ from cflat.config.run_config import RunConfig
 from cflat.optim import get_optimizer_spec
 from cflat.runs.run import make_stream
 
-__all__ = ["RunPlan", "TaskPlan", "plan_run"]
-
 
 @dataclass(frozen=True)
 class TaskPlan:

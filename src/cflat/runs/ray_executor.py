@@ -21,14 +21,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-from cflat._errors import CFlatError, ConfigError, DataError, check
+from cflat._errors import CFlatError, ConfigError, DataError
+from cflat._ranges import check
 from cflat.config.documents import Layer
 from cflat.config.run_config import RunConfig, parse_config
 from cflat.runs.interrupts import StopRequest
 from cflat.runs.jobs import Job, JobsFailed, carry_out, require_one_process
 from cflat.train import StateNotSaved, TrainingInterrupted
-
-__all__ = ["RayExecutor"]
 
 logger = logging.getLogger(__name__)
 

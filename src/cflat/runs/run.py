@@ -40,8 +40,6 @@ from cflat.train.checkpoint import CheckpointStore, require_same
 from cflat.train.observer import Observers
 from cflat.train.runtime import Part, count_devices, seed_everything
 
-__all__ = ["Assembly", "assemble", "make_backbone", "make_stream", "resume", "run"]
-
 logger = logging.getLogger(__name__)
 
 SPARE_BYTES = 16 << 20

@@ -14,8 +14,6 @@ from cflat.config.documents import flatten
 from cflat.config.run_config import RunConfig
 from cflat.train import EpochRecord, Observer, TaskRecord
 
-__all__ = ["TRACKERS", "Tracker", "TrackerObserver", "create_tracker", "require_tracker"]
-
 
 @dataclass(frozen=True)
 class Tracker:

@@ -37,8 +37,6 @@ from cflat.runs.folder import RunFolder, RunSummary
 from cflat.runs.jobs import Job, carry_out
 from cflat.studies.recording import Recording, check_watchable
 
-__all__ = ["FORMATS", "WATCHED", "Variant", "analyze", "check_request", "plan_variants", "record_run"]
-
 RECORDED = ("none", "c_flat", "c_flat_turbo")
 INTERVALS = (2, 5, 10)
 SCHEDULED = INTERVALS[1:]

@@ -18,8 +18,6 @@ from cflat.runs.jobs import Executor
 from cflat.studies.space import Settings, Sweep, parse_sweep
 from cflat.studies.sweep import SweepResult, SweepRow, run_sweep, write_page
 
-__all__ = ["compare", "comparison_sweep", "comparison_values", "optimizer_of", "write_comparison"]
-
 
 def compare(
     chosen: Mapping[str, Any],

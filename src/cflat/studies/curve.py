@@ -27,8 +27,6 @@ from cflat.studies.space import Settings
 from cflat.studies.tune import DEFAULT_SEEDS, validation_layer
 from cflat.studies.tuned import PROTOCOLS, Metric, Protocol, validation_score
 
-__all__ = ["Plateau", "RateCurve", "RateCurves", "plateau", "rate_curves", "usual_rates", "write_curves"]
-
 WITHIN = 0.02
 """Rates whose accuracy is at most this far below the best count as good."""
 NUM_RATES, DECADES = 9, 1.0

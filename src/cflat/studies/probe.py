@@ -19,8 +19,6 @@ from cflat.studies.recording import check_watchable
 from cflat.train import Observer, TrainingInterrupted
 from cflat.train.objective import Objective
 
-__all__ = ["ProbeObserver", "probe_run"]
-
 
 class ProbeObserver(Observer):
     """Probe the first steps of one task.

@@ -21,8 +21,6 @@ from cflat.train import Observer, RuntimeSettings, TaskRecord
 from cflat.train.objective import Objective
 from cflat.train.observer import StepEvent
 
-__all__ = ["Recording", "check_watchable"]
-
 REACH = 1.0
 """Slices go this far to both sides, in units of the filter norms."""
 

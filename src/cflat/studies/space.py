@@ -25,8 +25,6 @@ from cflat.config.documents import CHOICES, Layer, merge, nested, read_document
 from cflat.config.validation import parse_section, quote, require_mapping
 from cflat.config.variants import parse_variant
 
-__all__ = ["Interval", "Settings", "Sweep", "describe", "parse_sweep", "read_sweep"]
-
 MAX_COMBINATIONS = 10_000
 MAX_RUNS = 10_000
 MAX_MISSES = 1000

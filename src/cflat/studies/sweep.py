@@ -27,8 +27,6 @@ from cflat.runs.folder import RunFolder, RunSummary
 from cflat.runs.jobs import Executor, Job, run_jobs
 from cflat.studies.space import Settings, Sweep, describe
 
-__all__ = ["Combination", "SweepResult", "SweepRow", "plan_sweep", "run_sweep", "write_page", "write_sweep"]
-
 COLUMNS = (*HEADLINES, "images_per_second", "evaluations_per_step")
 MAX_NAME = 120
 """Characters of a folder's name."""

@@ -40,8 +40,6 @@ from cflat.studies.compare import comparison_sweep
 from cflat.studies.space import DRAWN_DIGITS, Interval, Settings
 from cflat.studies.tuned import METRICS, PROTOCOLS, Metric, Protocol, Trial, Tuned, Tuning, validation_score
 
-__all__ = ["DEFAULT_SEEDS", "SAMPLERS", "Range", "parse_range", "tune", "validation_layer", "write_search"]
-
 LR_FACTOR, RHO_FACTOR = 10.0, 5.0
 """How far below and above the preset's learning rate and radius the search goes."""
 VALIDATION = 0.2

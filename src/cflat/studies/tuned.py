@@ -16,19 +16,6 @@ from cflat.config.documents import Layer, merge
 from cflat.runs.folder import RunFolder
 from cflat.studies.space import Settings
 
-__all__ = [
-    "METRICS",
-    "PROTOCOLS",
-    "Metric",
-    "Protocol",
-    "Trial",
-    "Tuned",
-    "Tuning",
-    "read_tuning",
-    "require_tuned",
-    "validation_score",
-]
-
 Protocol: TypeAlias = Literal["stream", "first-task"]
 PROTOCOLS: dict[str, str] = {
     "stream": "validation images of the whole stream: an upper bound, since nobody has seen it when it begins",

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from cflat.figures import FigureData
     from cflat.studies.analyze import Variant
 
-__all__ = ["EXAMPLES", "command"]
-
 EXAMPLES = """\b
 Examples:
   cflat analyze runs/icarl-digits-c_flat_turbo-seed0

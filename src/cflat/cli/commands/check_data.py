@@ -9,8 +9,6 @@ import typer
 from cflat.cli.options import Json
 from cflat.cli.output import emit_json, next_command
 
-__all__ = ["EXAMPLES", "command"]
-
 EXAMPLES = """\b
 Examples:
   cflat check-data cub200 --root ~/data

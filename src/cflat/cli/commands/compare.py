@@ -14,8 +14,6 @@ from cflat.cli.output import SPREAD_COLUMNS, console, emit_json, next_command, s
 if TYPE_CHECKING:
     from cflat.studies.sweep import SweepResult
 
-__all__ = ["EXAMPLES", "command", "show_comparison"]
-
 DEFAULT = "none,c_flat,c_flat_turbo"
 EXAMPLES = """\b
 Examples:

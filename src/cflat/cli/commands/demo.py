@@ -15,8 +15,6 @@ from cflat.cli.output import console, emit_json, next_command
 if TYPE_CHECKING:
     from cflat.studies.sweep import SweepResult
 
-__all__ = ["EXAMPLES", "command"]
-
 EXAMPLES = """\b
 Examples:
   cflat demo

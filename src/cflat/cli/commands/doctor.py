@@ -10,8 +10,6 @@ from typing import Any
 from cflat.cli.options import Json
 from cflat.cli.output import console, emit_json, next_command, table
 
-__all__ = ["EXAMPLES", "command"]
-
 EXAMPLES = """\b
 Examples:
   cflat doctor

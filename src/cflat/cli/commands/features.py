@@ -10,8 +10,6 @@ import typer
 from cflat.cli.options import Json, Quiet, takes_settings
 from cflat.cli.output import emit_json, next_command
 
-__all__ = ["EXAMPLES", "command"]
-
 EXAMPLES = """\b
 Examples:
   cflat features --data cifar100 --data-root ~/data --backbone vit_tiny --weights vit_tiny.safetensors --image-size 112

@@ -12,8 +12,6 @@ from cflat._registry import require_known
 from cflat.cli.options import Json
 from cflat.cli.output import console, emit_json, next_command, table
 
-__all__ = ["EXAMPLES", "command", "list_recipes"]
-
 EXAMPLES = """\b
 Examples:
   cflat list                         what can be listed

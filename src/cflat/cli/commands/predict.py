@@ -13,8 +13,6 @@ from cflat._errors import ConfigError
 from cflat.cli.options import Json
 from cflat.cli.output import console, emit_json, table
 
-__all__ = ["EXAMPLES", "command"]
-
 EXAMPLES = """\b
 Examples:
   cflat predict runs/icarl-digits-none-seed0 photos/

@@ -15,8 +15,6 @@ from cflat.cli.output import console, emit_json, next_command, note, table, tell
 if TYPE_CHECKING:
     from cflat.analysis.probe import ProbeResult
 
-__all__ = ["EXAMPLES", "command"]
-
 EXAMPLES = """\b
 Examples:
   cflat probe --method icarl --data digits

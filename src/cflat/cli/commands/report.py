@@ -10,8 +10,6 @@ import typer
 from cflat.cli.options import Json
 from cflat.cli.output import console, emit_json, next_command, note
 
-__all__ = ["EXAMPLES", "command"]
-
 EXAMPLES = """\b
 Examples:
   cflat report runs/compare-icarl-digits

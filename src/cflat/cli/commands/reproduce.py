@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from cflat.paper.reproduce import Plan, Reproduction, Request
     from cflat.studies.analyze import Variant
 
-__all__ = ["EXAMPLES", "command"]
-
 FORMATS = ("svg", "png")
 
 EXAMPLES = """\b

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from cflat.runs.folder import RunSummary
     from cflat.train import Observer
 
-__all__ = ["EXAMPLES", "command"]
-
 EXAMPLES = """\b
 Examples:
   cflat run --method icarl --data digits

@@ -14,8 +14,6 @@ from cflat.cli.output import SPREAD_COLUMNS, console, emit_json, next_command, s
 if TYPE_CHECKING:
     from cflat.studies.sweep import Combination, SweepResult
 
-__all__ = ["EXAMPLES", "command"]
-
 EXAMPLES = """\b
 Examples:
   cflat sweep examples/sweep_radius.yaml

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from cflat.studies.curve import RateCurves
     from cflat.studies.tuned import Tuning
 
-__all__ = ["EXAMPLES", "command"]
-
 EXAMPLES = """\b
 Examples:
   cflat tune --method icarl --data digits --optimizers none,sam,c_flat,c_flat_turbo --trials 8
