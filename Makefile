@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-slow test-integrations lint format docs clean
+.PHONY: demo test test-slow test-integrations lint format tables docs clean
 
 demo: $(VENV)/.bench  ## train digits with plain SGD, C-Flat and C-Flat Turbo; show what it gained and cost
 	$(BIN)/cflat demo
@@ -46,6 +46,9 @@ docs: .venv-docs/.done  ## the documentation site, in site/; warnings and broken
 	$(PYTHON) -m venv .venv-docs
 	.venv-docs/bin/pip install --quiet --disable-pip-version-check $(DOCS)
 	@touch $@
+
+tables: $(VENV)/.dev  ## the tables of README.md and docs/data.md, from the registries
+	$(BIN)/python tools/tables.py
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .

@@ -60,10 +60,10 @@ def test_everything_that_is_registered_has_a_page_with_its_facts(folder, names):
         assert f"<!-- facts: {folder[:-1]} {name} -->" in text
 
 
-def test_every_dataset_is_described():
+def test_every_kind_of_path_is_described():
     text = (ROOT / "docs" / "data.md").read_text()
     for spec in list_datasets():
-        assert f"`{spec.name}`" in text or f"`{spec.name}:PATH`" in text, spec.name
+        assert not spec.takes_path or f"`{spec.name}:PATH`" in text, spec.name
 
 
 def test_the_site_reads_from_the_sources_what_the_registries_say(monkeypatch):
@@ -99,9 +99,15 @@ def test_the_makefile_installs_what_the_extra_names():
     assert f"DOCS := {' '.join(repr(name) for name in extra)}\n" in (ROOT / "Makefile").read_text()
 
 
-def test_readme_names_both_commands_and_every_optimizer():
+@pytest.mark.parametrize("name", ["README.md", "docs/data.md"])
+def test_tables_are_those_of_the_registries(name):
+    tools = runpy.run_path(str(ROOT / "tools" / "tables.py"))
+    text = (ROOT / name).read_text()
+    assert set(re.findall(r"<!-- begin: (\w+) -->", text)) & tools["TABLES"].keys()
+    assert tools["rewritten"](text) == text, "run: make tables"
+
+
+def test_readme_names_both_commands():
     text = (ROOT / "README.md").read_text()
     assert "make demo" in text
     assert "make test" in text
-    for name in cflat.list_optimizers():
-        assert f"`{name}`" in text

@@ -28,6 +28,8 @@ class OptimizerSpec:
     """What it does, in one line."""
     evaluations: str
     """Forward and backward passes per step."""
+    held: int
+    """Gradient-sized buffers during a pass, those that it keeps between steps included."""
     kept: int
     """Gradient-sized buffers that it keeps between steps."""
     has_own_radius: bool
@@ -45,6 +47,7 @@ def register_optimizer(
     summary: str,
     evaluations: str,
     title: str = "",
+    held: int = 2,
     kept: int = 0,
     has_own_radius: bool = False,
     paper: str = "",
@@ -52,7 +55,9 @@ def register_optimizer(
     """Enter the decorated class into the table under ``name``; see `OptimizerSpec` for the other arguments."""
 
     def register(cls: C) -> C:
-        OPTIMIZERS.add(name, OptimizerSpec(name, cls, title or name, summary, evaluations, kept, has_own_radius, paper))
+        shown = title or name
+        spec = OptimizerSpec(name, cls, shown, summary, evaluations, held, kept, has_own_radius, paper)
+        OPTIMIZERS.add(name, spec)
         return cls
 
     return register

@@ -20,7 +20,8 @@ __all__ = ["AESAM"]
     "ae_sam",
     title="AE-SAM",
     summary="SAM when |g|^2 is large for its recent past, else plain",
-    evaluations="1 to 2",
+    evaluations="1 or 2",
+    held=1,
     paper="An Adaptive Policy to Employ Sharpness-Aware Minimization (2023)",
 )
 class AESAM(SharpnessAware):

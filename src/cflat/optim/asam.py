@@ -22,6 +22,7 @@ __all__ = ["ASAM"]
     has_own_radius=True,
     summary="SAM in a neighbourhood scaled by |theta|",
     evaluations="2",
+    held=1,
     paper="ASAM: Adaptive Sharpness-Aware Minimization (2021)",
 )
 class ASAM(SharpnessAware):

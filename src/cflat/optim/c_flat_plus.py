@@ -22,7 +22,7 @@ __all__ = ["CFlatPlus"]
     "c_flat_plus",
     title="C-Flat++",
     summary="C-Flat when |g| exceeds a moving threshold, else plain",
-    evaluations="1 to 4",
+    evaluations="1 or 4",
     paper="C-Flat++ of the INFTY package (2025)",
 )
 class CFlatPlus(SharpnessAware):

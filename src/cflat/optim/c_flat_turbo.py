@@ -84,6 +84,7 @@ _NAMED_RULES = {
     title="C-Flat Turbo",
     summary="C-Flat predicted from what was measured, within a budget of evaluations",
     evaluations="1.3, or as set",
+    held=4,
     kept=1,
     paper="A Faster Path to Continual Learning (2026)",
 )

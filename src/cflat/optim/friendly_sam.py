@@ -20,6 +20,7 @@ __all__ = ["FriendlySAM"]
     title="Friendly SAM",
     summary="SAM perturbed along the batch-specific part of g",
     evaluations="2",
+    held=3,
     kept=1,
     paper="Friendly Sharpness-Aware Minimization (2024)",
 )

@@ -22,6 +22,7 @@ __all__ = ["GAM"]
     has_own_radius=True,
     summary="first-order flatness: small gradient norm within rho",
     evaluations="4",
+    held=3,
     paper="Gradient Norm Aware Minimization Seeks First-Order Flatness (2023)",
 )
 class GAM(SharpnessAware):

@@ -21,6 +21,7 @@ __all__ = ["LookSAM"]
     title="LookSAM",
     summary="SAM every k steps, its cached orthogonal part in between",
     evaluations="1 + 1/k",
+    held=3,
     kept=1,
     paper="Towards Efficient and Scalable Sharpness-Aware Minimization (2022)",
 )

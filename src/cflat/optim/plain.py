@@ -13,7 +13,7 @@ from cflat.optim._weights import Weights
 __all__ = ["Plain"]
 
 
-@register_optimizer("none", title="plain", summary="the base optimizer alone", evaluations="1")
+@register_optimizer("none", title="plain", summary="the base optimizer alone", evaluations="1", held=0)
 class Plain(SharpnessAware):
     """Descend along the gradient; one evaluation per step, no extra memory.
 

@@ -19,6 +19,7 @@ __all__ = ["SAM"]
     title="SAM",
     summary="gradient at the worst point within rho",
     evaluations="2",
+    held=1,
     paper="Sharpness-Aware Minimization for Efficiently Improving Generalization (2021)",
 )
 class SAM(SharpnessAware):

@@ -23,6 +23,7 @@ __all__ = ["SSSAM"]
     title="SS-SAM",
     summary="SAM with probability p, else plain",
     evaluations="1 + p",
+    held=1,
     paper="SS-SAM: Stochastic Scheduled Sharpness-Aware Minimization (2022)",
 )
 class SSSAM(SharpnessAware):
