@@ -10,8 +10,8 @@ from cflat._files import plain_values
 from cflat.config.documents import flatten, merge
 from cflat.config.run_config import RunConfig, parse_config
 
-PLACES = ("data.root", "backbone.weights")
-"""Images are compared by content, and weights come from the checkpoint."""
+PLACES = ("data.root", "backbone.weights", "backbone.checkpointing")
+"""Images are compared by content, weights come from the checkpoint, and gradients are the same by either way."""
 PRECISION = "runtime.precision"
 """The only key of ``runtime`` that is part of what is computed; the number of ranks is compared itself."""
 

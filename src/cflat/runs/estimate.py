@@ -28,8 +28,6 @@ from cflat.train.calibrate import Calibration, PhaseWork, Rates, Times, Work, cl
 from cflat.train.checkpoint import KEPT
 from cflat.train.meters import peak_memory_bytes
 
-__all__ = ["Estimate", "TaskEstimate", "estimate", "measured_tasks", "predict"]
-
 BUDGET_SECONDS = 30.0
 """Measurements end after so long, but not before three tasks are measured."""
 EPOCH_BYTES, TASK_BYTES, SCORE_BYTES = 900, 500, 22

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from cflat.config.run_config import RunConfig
     from cflat.runs.estimate import Estimate
 
-__all__ = ["EXAMPLES", "command"]
-
 EXAMPLES = """\b
 Examples:
   cflat plan --method icarl --data digits --optimizer c_flat_turbo
