@@ -82,13 +82,13 @@ def main() -> None:
                     f"front: stream {stream} needs --{missing[0].replace('_', '-')}; give it, or leave the stream out."
                 )
         try:
-            carry_out_all(arguments, places)
+            run_job_all(arguments, places)
         except CFlatError as error:
             sys.exit(f"front: {error}")
     write_tables(arguments.out, arguments.tables)
 
 
-def carry_out_all(arguments: argparse.Namespace, places: Places) -> None:
+def run_job_all(arguments: argparse.Namespace, places: Places) -> None:
     rows = [name for name in arguments.rows if name in ROBUST_ROWS] if arguments.robustness else arguments.rows
     rows = [ABLATED] if arguments.ablations else rows
     total = 0.0

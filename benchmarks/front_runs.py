@@ -26,7 +26,7 @@ from cflat.config.run_config import RunConfig
 from cflat.data import BatchLoader
 from cflat.optim import create_optimizer
 from cflat.runs.folder import RunFolder, RunSummary
-from cflat.runs.jobs import Job, carry_out, run_jobs
+from cflat.runs.jobs import Job, run_job, run_jobs
 from cflat.runs.run import assemble
 from cflat.studies.recording import Recording
 from cflat.train import Runtime
@@ -139,7 +139,7 @@ class Front:
             config["data"].pop("validation_per_class", None)
         return resolve_config(config)
 
-    def carry_out(self, label: str, bench: Bench, row: Row, configs: Mapping[str, RunConfig]) -> list[RunSummary]:
+    def run_job(self, label: str, bench: Bench, row: Row, configs: Mapping[str, RunConfig]) -> list[RunSummary]:
         """Run what is not there yet, each in a folder of its own below ``label``."""
         jobs = [Job(config, self.out / label / name) for name, config in configs.items()]
         pending = [job for job in jobs if not job.is_finished]
@@ -156,14 +156,14 @@ def execute(jobs: Sequence[Job], num_processes: int) -> Iterator[Job]:
     """Carry out jobs here, or side by side with one thread each; yield each when it is done."""
     if num_processes == 1 or len(jobs) < 2:
         for job in jobs:
-            carry_out(job)
+            run_job(job)
             yield job
         return
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(
         num_processes, mp_context=context, initializer=torch.set_num_threads, initargs=(1,)
     ) as pool:
-        futures = {pool.submit(carry_out, job): job for job in jobs}
+        futures = {pool.submit(run_job, job): job for job in jobs}
         for future in as_completed(futures):
             future.result()
             yield futures[future]
@@ -182,7 +182,7 @@ def tune_row(front: Front, stream: str, name: str) -> tuple[Point, list[dict[str
         for number, point in enumerate(points)
         for seed in seeds
     }
-    summaries = iter(front.carry_out(f"{stream}/{name}/tuning", bench, row, configs))
+    summaries = iter(front.run_job(f"{stream}/{name}/tuning", bench, row, configs))
     trials = []
     for point in points:
         members = list(islice(summaries, len(seeds)))
@@ -207,7 +207,7 @@ def run_row(front: Front, stream: str, name: str) -> dict[str, Any]:
         for seed in front.final_seeds(bench)
     }
     finals = f"{stream}/{name}/{final_folder(best, row)}"
-    summaries = front.carry_out(finals, bench, row, configs)
+    summaries = front.run_job(finals, bench, row, configs)
     ends = [end_losses(front.out / finals / folder) for folder in configs]
     result = {
         "title": row.title,
@@ -298,7 +298,7 @@ def run_conditions(
             f"seed{seed}": front.config(bench, layer, split="test", seed=seed) for seed in front.final_seeds(bench)
         }
         folder = final_folder(best, row) + ("" if condition == "tuned" else "-" + condition.replace(" ", "-"))
-        results[condition] = measure(front.carry_out(f"{stream}/{name}/{folder}", bench, row, configs))
+        results[condition] = measure(front.run_job(f"{stream}/{name}/{folder}", bench, row, configs))
     write_json(front.out / stream / name / file, results)
     return results
 
@@ -321,7 +321,7 @@ def watch_row(front: Front, stream: str, name: str) -> dict[str, Any]:
         job = Job(front.config(bench, best.layer(row), split="test", seed=seed), folder)
         is_new = not job.is_finished
         if is_new:
-            carry_out(job, [Recording(WATCH_RADIUS, WATCH_EVERY, file=folder / "recording.json")])
+            run_job(job, [Recording(WATCH_RADIUS, WATCH_EVERY, file=folder / "recording.json")])
         found.append(watched(json.loads((folder / "recording.json").read_text())))
         front.progress.tell(f"{label}/seed{seed}", bench.seconds * (row.evaluations + 1), is_new=is_new)
     result = {key: [entry[key] for entry in found] for key in found[0]}

@@ -132,7 +132,7 @@ def test_a_signal_ends_ray_cleanly_and_the_same_command_goes_on(number: signal.S
         process.send_signal(number)
         _, errors = process.communicate(timeout=120)
         assert process.returncode == 128 + number, errors
-        assert errors.splitlines()[-1] == "Stopped; everything so far is saved. Go on with the same command."
+        assert errors.splitlines()[-1] == "Stopped; everything so far is saved. Run the same command again to continue."
         assert "Traceback" not in errors
         assert processes_in(tmp_path) == []
         assert list((metrics.parent / "checkpoints").glob("*.pt")), f"turn {turn} saved nothing"

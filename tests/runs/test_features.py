@@ -184,7 +184,7 @@ def test_features_are_found_again_and_other_ones_are_refused(tmp_path: Path) -> 
         make_features(small(weights=str(tmp_path / "renamed.pt"), inputs="cifar"), path)
     assert path.read_bytes() == written
     path.write_bytes(written[:100])
-    with pytest.raises(DataError, match="is no file of features"):
+    with pytest.raises(DataError, match="is not a features file"):
         make_features(small(weights=str(tmp_path / "renamed.pt")), path)
 
 

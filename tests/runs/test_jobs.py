@@ -164,7 +164,7 @@ def test_a_failed_job_does_not_lose_the_others(tmp_path: Path) -> None:
 def test_an_unforeseen_error_keeps_its_traceback(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(JobsFailed, match="ValueError: embedded null byte"):
         run_jobs([job(tmp_path / "no\0folder")], RayExecutor())
-    assert "in carry_out" in caplog.text
+    assert "in run_job" in caplog.text
 
 
 @pytest.mark.usefixtures("_ray")

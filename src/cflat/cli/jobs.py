@@ -1,4 +1,4 @@
-"""How commands carry out many runs: where, with which progress, and what a signal does."""
+"""How commands do many runs: where, with which progress, and what a signal does."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ EXECUTORS = ("local", "ray")
 NOT_SAVED = 3
 """Exit code of a command that was stopped and could not save."""
 
-ExecutorName = Annotated[str, typer.Option("--executor", help="local: one run after the other; ray: side by side")]
-Gpus = Annotated[float, typer.Option("--gpus", help="With ray: share of a GPU for each run that uses one, up to 1")]
+ExecutorName = Annotated[str, typer.Option("--executor", help="local: one run at a time; ray: in parallel")]
+Gpus = Annotated[float, typer.Option("--gpus", help="With ray: fraction of a GPU per run, up to 1")]
 
 
 @contextmanager
@@ -79,7 +79,7 @@ def job_executor(
 
 
 @contextmanager
-def stoppable(how_to_go_on: str = "Go on with the same command.") -> Iterator[StopRequest]:
+def stoppable(how_to_go_on: str = "Run the same command again to continue.") -> Iterator[StopRequest]:
     """Let a signal end what is inside cleanly: it is asked to save and stop, and the command's exit code says why.
 
     128 + n says that signal n ended it and everything is saved, `NOT_SAVED` that something could not be saved.
@@ -100,8 +100,8 @@ def stoppable(how_to_go_on: str = "Go on with the same command.") -> Iterator[St
 
 
 def _tell_each(executor: Executor, jobs: Sequence[Job]) -> Iterator[Job]:
-    """Carry out the jobs, and say which are done: runs in other processes show no progress of their own."""
-    note(f"{len(jobs)} runs to carry out, side by side where there is room.")
+    """Run the jobs, and say which are done: runs in other processes show no progress of their own."""
+    note(f"{len(jobs)} runs to do, in parallel where resources allow.")
     for number, job in enumerate(executor(jobs), start=1):
         note(f"{job.out.name}: done ({number} of {len(jobs)})")
         yield job

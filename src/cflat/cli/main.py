@@ -22,7 +22,7 @@ _MODULES = {"list": "listing", "check-data": "check_data"}
 
 app = typer.Typer(
     name="cflat",
-    help="Train continual learners toward flat minima, and measure what it gains and costs.",
+    help="Train continual learners toward flat minima, and measure what that gains and costs.",
     epilog="""\b
 Examples:
   cflat demo                what C-Flat and C-Flat Turbo do, on digits, in two minutes
@@ -75,12 +75,14 @@ def _tell_version(is_asked: bool) -> None:
 def _options(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Show the version, then stop")
+        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Show the version and exit")
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show where an error comes from; may stand anywhere")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error; accepted anywhere")] = False,
     plugin: Annotated[
         list[str] | None,
-        typer.Option("--plugin", metavar="FILE.py|MODULE", help="Load what it registers; may stand anywhere"),
+        typer.Option(
+            "--plugin", metavar="FILE.py|MODULE", help="Load a plug-in; accepted anywhere on the command line"
+        ),
     ] = None,
 ) -> None:
     """Take what stands before the command; `run_app` has read it already."""

@@ -19,12 +19,12 @@ MAX_WORD = 40
 DataRoot = Annotated[str | None, typer.Option(help="Folder that holds the datasets; default $CFLAT_DATA")]
 Weights = Annotated[str | None, typer.Option(help="Weights of the backbone: a file, timm (download), or random")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress")]
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="KEY=VALUE", help="Any key, for example train.epochs=5 optimizer.rho=0.1"),
 ]
-_RUN = typer.Argument(metavar="DIR | KEY=VALUE ...", help="A run directory, or keys of a fresh run")
+_RUN = typer.Argument(metavar="DIR | KEY=VALUE ...", help="A run directory, or the settings of a new run")
 
 SETTINGS: dict[str, tuple[str, Any]] = {
     "method": (
@@ -49,13 +49,13 @@ SETTINGS: dict[str, tuple[str, Any]] = {
     "weights": ("backbone.weights", Weights),
     "image_size": (
         "backbone.image_size",
-        Annotated[int | None, typer.Option(help="Side of the input; default: that of the weights")],
+        Annotated[int | None, typer.Option(help="Input size in pixels; default: that of the weights")],
     ),
     "preset": (
         "preset",
         Annotated[str | None, typer.Option(help="paper, pilot, cpu or smoke; default: paper, and cpu for digits")],
     ),
-    "seed": ("seed", Annotated[int | None, typer.Option(help="Decides everything random")]),
+    "seed": ("seed", Annotated[int | None, typer.Option(help="Random seed of the whole run")]),
     "data_root": ("data.root", DataRoot),
 }
 """Options that set keys of a configuration: the key, and how the option is written."""

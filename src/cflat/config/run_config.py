@@ -48,7 +48,7 @@ class RunConfig:
     stream: StreamSettings
     runtime: RuntimeSettings
     seed: CountOrZero = 0
-    """Decides everything random but the class order and the choice of images."""
+    """Random seed of the whole run but the class order and the choice of images."""
     preset: str = "custom"
     """The preset that the configuration started from."""
 

@@ -213,9 +213,7 @@ def _user_path(text: str | Path) -> Path:
     try:
         return Path(text).expanduser()
     except RuntimeError:
-        raise ConfigError(
-            f"The path {str(text)!r} starts in the home of a user whom this system does not know."
-        ) from None
+        raise ConfigError(f"The path {str(text)!r} refers to the home directory of an unknown user.") from None
 
 
 def _resolve(name: str) -> tuple[DatasetSpec, Loader, str | None]:

@@ -106,4 +106,4 @@ class Outline:
             names = tuple(map(str, values["class_names"]))
             return cls(values["scenario"], tasks, names, values["label_modulus"], values["vector_size"])
         except (KeyError, TypeError, ValueError) as error:
-            raise DataError(f"This is no description of a stream: {error}.") from error
+            raise DataError(f"This is not a description of a stream: {error}.") from error

@@ -32,7 +32,7 @@ class ArrayVectors:
         vectors = np.ascontiguousarray(array, dtype=np.float32)
         wrong = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
         if len(wrong):
-            raise DataError(f"{name}[{wrong[0]}] is not finite ({len(wrong)} such vectors); compute the features anew.")
+            raise DataError(f"{name}[{wrong[0]}] is not finite ({len(wrong)} such vectors); recompute the features.")
         self.name = name
         self._vectors = torch.from_numpy(vectors)
 

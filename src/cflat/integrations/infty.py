@@ -53,7 +53,7 @@ class InftyAdapter:
             raise ClosureError("delay=True leaves the step to somebody else. Loop over optimizer.passes() instead.")
         closure, self._closure = closure or self._closure, None
         if closure is None:
-            raise ClosureError("InftyAdapter.step() needs set_closure(loss_fn) before it, anew for every batch.")
+            raise ClosureError("Call InftyAdapter.set_closure(loss_fn) before every step().")
         return self.optimizer.step(closure)
 
     def post_process(self, *args: Any, **kwargs: Any) -> None:

@@ -180,7 +180,7 @@ class AccuracyMatrix:
                 raise ValueError("correct and total must hold whole numbers.")
             return cls(correct, total)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise DataError(f"This is no accuracy matrix: {error}") from error
+            raise DataError(f"This is not an accuracy matrix: {error}") from error
 
     @property
     def _num_earlier(self) -> int:

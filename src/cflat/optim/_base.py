@@ -50,7 +50,7 @@ class SharpnessAware(Optimizer):
         model: The module whose buffers extra evaluations must leave alone; optional.
         rho: Radius of the perturbation in parameter space: a positive number, or a schedule (`InverseSqrt`); None for
             an optimizer that does not perturb.
-        options: How steps are carried out; see `StepOptions`.
+        options: How steps are taken; see `StepOptions`.
     """
 
     # Makes GradScaler announce itself instead of stepping us with scaled gradients; see `step`.

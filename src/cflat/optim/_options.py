@@ -1,4 +1,4 @@
-"""How a step is carried out, whatever the algorithm."""
+"""How a step is taken, whatever the algorithm."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 @checked
 @dataclass(frozen=True, kw_only=True)
 class StepOptions:
-    """How a step is carried out; the same for every algorithm.
+    """How a step is taken; the same for every algorithm.
 
     Args:
         max_norm: Clip gradients to this global norm; None does not clip.

@@ -38,7 +38,7 @@ class AESAM(SharpnessAware):
         start: Threshold in deviations at the first step.
         end: Threshold in deviations at the last step.
         total_steps: Length of the training in steps, if it is known; counted over all tasks.
-        options: How steps are carried out; see `StepOptions`.
+        options: How steps are taken; see `StepOptions`.
     """
 
     def __init__(

@@ -36,7 +36,7 @@ class ASAM(SharpnessAware):
         model: The module whose buffers extra evaluations must leave alone; optional.
         rho: Radius relative to the weights, about ten times SAM's; above 0, or a schedule.
         eta: Floor of the scale, so that zero weights are perturbed too; at least 0.
-        options: How steps are carried out; see `StepOptions`.
+        options: How steps are taken; see `StepOptions`.
     """
 
     def __init__(

@@ -37,7 +37,7 @@ class CFlat(SharpnessAware):
         rho: Radius of the neighbourhood; above 0, or a schedule.
         lam: Weight of the flatness term; at least 0, and 0 gives SAM's direction.
         rho_fd: Step of the finite difference in g_f (rho' of the appendix); None means ``rho``.
-        options: How steps are carried out; see `StepOptions`.
+        options: How steps are taken; see `StepOptions`.
 
     >>> import torch
     >>> model = torch.nn.Linear(2, 1)

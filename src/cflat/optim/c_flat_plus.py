@@ -41,7 +41,7 @@ class CFlatPlus(SharpnessAware):
         steepness: How fast the sigmoid rises per step; above 0.
         midpoint: The step at which the sigmoid is one half; at least 0.
         gain: How fast the threshold follows the gradient norm, in (0, 1].
-        options: How steps are carried out; see `StepOptions`.
+        options: How steps are taken; see `StepOptions`.
     """
 
     def __init__(

@@ -112,7 +112,7 @@ class CFlatTurbo(SharpnessAware):
             have a trigger.
         threshold: How many dispersions above its mean |g|^2 must lie to trigger (m); at least 0.
         decay: Share of the past in the trigger's statistics (delta), in [0, 1).
-        options: How steps are carried out; see `StepOptions`.
+        options: How steps are taken; see `StepOptions`.
 
     >>> import torch
     >>> model = torch.nn.Linear(2, 1)

@@ -39,7 +39,7 @@ class GAM(SharpnessAware):
         rho_fd: Length of the finite-difference steps; above 0.
         gamma: Weight of the orthogonal part of m; at least 0.
         betas: The weights b_1, b_2, b_3.
-        options: How steps are carried out; see `StepOptions`.
+        options: How steps are taken; see `StepOptions`.
     """
 
     def __init__(

@@ -33,7 +33,7 @@ class GSAM(SharpnessAware):
         model: The module whose buffers extra evaluations must leave alone; optional.
         rho: Radius of the perturbation; above 0. The original ties it to the learning rate: `TiedToLR`.
         alpha: Weight of the surrogate gap; at least 0.
-        options: How steps are carried out; see `StepOptions`.
+        options: How steps are taken; see `StepOptions`.
     """
 
     def __init__(

@@ -36,7 +36,7 @@ class MSAM(SharpnessAware):
         model: The module whose buffers extra evaluations must leave alone; optional.
         rho: Radius of the perturbation, about ten times SAM's; above 0, or a schedule.
         momentum: Share of v that is carried over, in [0, 1).
-        options: How steps are carried out; see `StepOptions`.
+        options: How steps are taken; see `StepOptions`.
     """
 
     def __init__(

@@ -20,7 +20,7 @@ class Plain(SharpnessAware):
     Args:
         base: Any torch optimizer.
         model: Accepted for symmetry; a single evaluation disturbs no buffers.
-        options: How steps are carried out; see `StepOptions`.
+        options: How steps are taken; see `StepOptions`.
     """
 
     _adds_to_gradients = True

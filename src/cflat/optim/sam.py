@@ -31,7 +31,7 @@ class SAM(SharpnessAware):
         base: Any torch optimizer; its groups and schedules stay in charge of the update.
         model: The module whose buffers extra evaluations must leave alone; optional.
         rho: Radius of the perturbation; above 0, or a schedule.
-        options: How steps are carried out; see `StepOptions`.
+        options: How steps are taken; see `StepOptions`.
 
     >>> import torch
     >>> model = torch.nn.Linear(2, 1)

@@ -38,7 +38,7 @@ class SSSAM(SharpnessAware):
         rho: Radius of the perturbation; above 0, or a schedule.
         p: Probability of a SAM step in [0, 1], or a function of the step number (from 0).
         seed: Chooses the sequence of tosses.
-        options: How steps are carried out; see `StepOptions`.
+        options: How steps are taken; see `StepOptions`.
     """
 
     def __init__(

@@ -172,7 +172,7 @@ def plan_exhibit(exhibit: Exhibit, request: Request, out: Path) -> Plan:
 
 
 def reproduce(plan: Plan, executor: Executor | None = None) -> Reproduction:
-    """Carry out what is missing, and set the results beside the published numbers."""
+    """Run what is missing, and set the results beside the published numbers."""
     jobs = plan.all_jobs
     results = {job.out: summary for job, summary in zip(jobs, run_jobs(jobs, executor), strict=True)}
 

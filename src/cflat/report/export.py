@@ -101,7 +101,7 @@ def write_tables(folders: Sequence[str | Path], out: str | Path) -> list[Path]:
     """Write the tables about some runs as ``accuracy.tex``, ``accuracy.csv`` and so on; return the files.
 
     Args:
-        folders: Run directories, or folders that hold some.
+        folders: Run directories, or folders that contain them.
         out: The folder to write to.
 
     Raises:

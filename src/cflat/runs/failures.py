@@ -90,7 +90,7 @@ def _sentence(error: Exception, config: RunConfig) -> tuple[type[ConfigError], s
     text = " ".join(str(error).split())
     if isinstance(error, MemoryError) or any(words in text.lower() for words in NO_MEMORY):
         return ConfigError, (
-            "The run needs more memory than there is; lower train.batch_size (with train.accumulate raised as much, "
+            "The run ran out of memory; lower train.batch_size (with train.accumulate raised as much, "
             "steps stay what they are) or backbone.image_size, or set backbone.checkpointing=true."
         )
     is_numeric = isinstance(error, np.linalg.LinAlgError | torch.linalg.LinAlgError | ArithmeticError)  # type: ignore[attr-defined]
@@ -103,7 +103,7 @@ def _sentence(error: Exception, config: RunConfig) -> tuple[type[ConfigError], s
     if "more than 1 value per channel" in text:
         advice = "raise train.batch_size or give the task more images"
         return ConfigError, f"BatchNorm needs at least two images in a batch; {advice}."
-    return ConfigError, f"The run cannot go on: {text.rstrip('.')}." if isinstance(error, ValueError) else None
+    return ConfigError, f"The run cannot continue: {text.rstrip('.')}." if isinstance(error, ValueError) else None
 
 
 def _speaks_of(words: tuple[str, ...], text: str) -> bool:

@@ -199,7 +199,7 @@ def _require_same(path: Path, origin: FeaturesOrigin) -> None:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             before = FeaturesOrigin(**json.loads(str(archive["origin"])))
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
-        raise DataError(f"{str(path)!r} is no file of features; choose another --out.") from error
+        raise DataError(f"{str(path)!r} is not a features file; choose another --out.") from error
     changed = origin.differences(before)
     if changed:
         raise DataError(

@@ -305,10 +305,12 @@ class MetricsLog(Observer):
             file.seek(0)
             content = file.read(self._offset)
             if len(content) < self._offset:
-                raise DataError(f"{str(self.path)!r} is shorter than its checkpoint says; start the run anew.")
+                raise DataError(
+                    f"{str(self.path)!r} is shorter than its checkpoint says; restart the run from scratch."
+                )
             self._digest.update(content)
             if self._expected not in (None, self._digest.hexdigest()):
-                raise DataError(f"{str(self.path)!r} is not what this run has written; start the run anew.")
+                raise DataError(f"{str(self.path)!r} is not what this run has written; restart the run from scratch.")
             file.truncate(self._offset)
         except OSError as error:
             raise DataError(f"{str(self.path)!r} could not be written: {error.strerror}.") from error

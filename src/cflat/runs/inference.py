@@ -244,7 +244,7 @@ def _image_set(images: Images, short_side: int | None, vector_size: int | None) 
     if vector_size is not None:
         if not isinstance(images, np.ndarray) or images.ndim != 2 or images.shape[1] != vector_size:
             raise ConfigError(
-                f"This run has learned from vectors of {vector_size} numbers, such as features of a frozen network; "
+                f"This run was trained on vectors of {vector_size} numbers, such as features of a frozen network; "
                 f"give an array of shape (images, {vector_size})."
             )
         store = ArrayVectors(images)
@@ -254,5 +254,5 @@ def _image_set(images: Images, short_side: int | None, vector_size: int | None) 
         places = [images] if isinstance(images, str | Path) else images
         store = FilePixels(Path(), [str(path) for path in find_images(places)], short_side=short_side)
     if len(store) == 0:
-        raise DataError("There is no image to look at.")
+        raise DataError("There are no images.")
     return ImageSet(store, np.zeros(len(store), np.int64))

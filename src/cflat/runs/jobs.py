@@ -1,4 +1,4 @@
-"""Jobs, and where they are carried out: one run each, with results that come back through the run directories."""
+"""Jobs, and where they run: one run each, with results that come back through the run directories."""
 
 from __future__ import annotations
 
@@ -64,10 +64,10 @@ class JobsFailed(CFlatError):
 
 
 class Executor(Protocol):
-    """Where jobs are carried out; results come back through the run directories."""
+    """Where jobs run; results come back through the run directories."""
 
     def __call__(self, jobs: Sequence[Job]) -> Iterator[Job]:
-        """Carry out all jobs, and yield each when its result is there."""
+        """Run all jobs, and yield each when its result is there."""
         ...
 
 
@@ -80,20 +80,20 @@ class SerialExecutor:
     should_stop: Callable[[], bool] = lambda: False
 
     def __call__(self, jobs: Sequence[Job]) -> Iterator[Job]:
-        """Carry out the jobs in order; one that was interrupted goes on from its checkpoint."""
+        """Run the jobs in order; one that was interrupted resumes from its checkpoint."""
         for job in jobs:
             require_one_process(job)
-            carry_out(job, self.observe(job), self.should_stop)
+            run_job(job, self.observe(job), self.should_stop)
             yield job
 
 
-def carry_out(
+def run_job(
     job: Job,
     observers: Sequence[Observer] = (),
     should_stop: Callable[[], bool] = lambda: False,
     patience: float = 0.0,
 ) -> None:
-    """Carry out one job; one that was begun goes on from its checkpoint.
+    """Run one job; one that was started before resumes from its checkpoint.
 
     ``patience`` is how many seconds to wait for another process that works in its folder.
     """
@@ -129,7 +129,7 @@ def require_one_process(job: Job) -> None:
 
 
 def run_jobs(jobs: Sequence[Job], executor: Executor | None = None) -> list[RunSummary]:
-    """Carry out the jobs whose results are missing, and return all results in the order of the jobs.
+    """Run the jobs whose results are missing, and return all results in the order of the jobs.
 
     Args:
         jobs: What to run, each to its end; jobs that share configuration and folder are one run.
@@ -144,7 +144,7 @@ def run_jobs(jobs: Sequence[Job], executor: Executor | None = None) -> list[RunS
 
 
 def finish_jobs(jobs: Sequence[Job], executor: Executor | None = None) -> None:
-    """Carry out the jobs whose results are missing, as far as each is meant to go; see `run_jobs`."""
+    """Run the jobs whose results are missing, as far as each is meant to go; see `run_jobs`."""
     pending = pending_jobs(jobs)
     if pending:
         for _ in (executor or SerialExecutor())(pending):

@@ -93,7 +93,9 @@ def _acquire(handle: int, folder: Path, patience: float) -> None:
     give_up = time.monotonic() + patience
     while not _try_lock(handle, folder):
         if time.monotonic() >= give_up:
-            raise FolderInUse(f"{str(folder)!r} is in use by {_owner(folder / NAME)}; wait for it, or end it first.")
+            raise FolderInUse(
+                f"{str(folder)!r} is in use by {_owner(folder / NAME)}; wait until it is done, or stop it first."
+            )
         time.sleep(POLL_SECONDS)
 
 
@@ -125,7 +127,7 @@ def _require_in_place(handle: int, path: Path) -> None:
     with suppress(OSError):
         if os.path.samestat(os.fstat(handle), path.stat()):
             return
-    raise DataError(f"The folder {str(path.parent)!r} was removed a moment ago; start again.")
+    raise DataError(f"The folder {str(path.parent)!r} was removed while we waited for it; try again.")
 
 
 def _write(handle: int, text: str) -> None:

@@ -1,6 +1,6 @@
 """Jobs as Ray tasks: side by side on the cores and GPUs of this machine, or on a cluster.
 
-Nothing here is imported before somebody asks for it, and Ray itself only when jobs are carried out. Tasks get plain
+Nothing here is imported before it is needed, and Ray itself only when jobs run. Tasks get plain
 values and leave their results in the run directories, which the driver reads: on a cluster these must be on a file
 system that all nodes share.
 """
@@ -26,7 +26,7 @@ from cflat._ranges import check
 from cflat.config.documents import Layer
 from cflat.config.run_config import RunConfig, parse_config
 from cflat.runs.interrupts import StopRequest
-from cflat.runs.jobs import Job, JobsFailed, carry_out, require_one_process
+from cflat.runs.jobs import Job, JobsFailed, require_one_process, run_job
 from cflat.train import StateNotSaved, TrainingInterrupted
 
 logger = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class RayExecutor:
             raise ConfigError(str(error)) from None
 
     def __call__(self, jobs: Sequence[Job]) -> Iterator[Job]:
-        """Carry out the jobs side by side; one that was lost or interrupted goes on from its checkpoint.
+        """Run the jobs in parallel; one that was lost or interrupted resumes from its checkpoint.
 
         Raises:
             ConfigError: If Ray is missing or does not answer, or a job wants several processes.
@@ -100,7 +100,7 @@ class RayExecutor:
 
     @contextmanager
     def session(self) -> Iterator[None]:
-        """Stay connected while several batches of jobs are carried out, one after the other."""
+        """Stay connected while several batches of jobs run, one after the other."""
         with _connection():
             yield
 
@@ -125,7 +125,7 @@ class RayExecutor:
 def _work(
     config: Layer, out: str, num_tasks: int | None, may_diverge: bool, folder: str, environment: dict[str, str]
 ) -> str | None:
-    """Carry out a job on a worker; return why it failed, or None. Cancelling asks it to save and stop."""
+    """Run a job on a worker; return why it failed, or None. Cancelling asks it to save and stop."""
     os.environ.update(environment)
     try:
         os.chdir(folder)
@@ -134,7 +134,7 @@ def _work(
     with StopRequest() as stop:
         try:
             job = Job(parse_config(config), Path(out), num_tasks, may_diverge)
-            carry_out(job, should_stop=stop, patience=LOCK_SECONDS)
+            run_job(job, should_stop=stop, patience=LOCK_SECONDS)
         except TrainingInterrupted:
             raise
         except CFlatError as error:
@@ -172,8 +172,8 @@ def _stop(ray: ModuleType, pending: dict[Any, Job]) -> NoReturn:
                 lost.append(f"{pending.pop(task).out}: {reason}")
     pending.clear()
     if lost:
-        raise StateNotSaved(f"The jobs were asked to stop, but not all could save what they have. {' '.join(lost)}")
-    raise TrainingInterrupted("The jobs were asked to stop; what they have is saved.")
+        raise StateNotSaved(f"The jobs were stopped, but not all could save their state. {' '.join(lost)}")
+    raise TrainingInterrupted("The jobs were stopped; their state is saved.")
 
 
 def _cancel(ray: ModuleType, tasks: list[Any]) -> list[Any]:

@@ -269,7 +269,7 @@ def prepare_folder(folder: RunFolder, config: RunConfig, is_resumed: bool) -> No
     if is_resumed:
         _require_same_run(folder, config)
     elif any(map(_is_content, folder.path.iterdir())):
-        raise DataError(f"{str(folder.path)!r} is not empty: another process was faster. Choose another --out.")
+        raise DataError(f"{str(folder.path)!r} is not empty: another process got there first. Choose another --out.")
     if folder.checkpoints.exists() and not folder.checkpoints.is_dir():
         raise DataError(f"{str(folder.checkpoints)!r} must be the folder of checkpoints; move it away.")
     CheckpointStore(folder.checkpoints).remove_leftovers()
@@ -286,8 +286,8 @@ def _require_same_run(folder: RunFolder, config: RunConfig) -> None:
     begun = folder.load_environment()
     if begun.get("format") != FORMAT or not isinstance(begun.get("identity"), dict):
         raise DataError(
-            f"The run in {str(folder.path)!r} was begun by another version of cflat, which this one cannot go on from; "
-            "start it anew, or finish it with that version."
+            f"The run in {str(folder.path)!r} was started by another version of cflat and cannot be resumed by "
+            "this one; restart it from scratch, or finish it with that version."
         )
     require_same(with_newer_defaults(begun["identity"], config), plain_values(identity(config)))
 
@@ -305,8 +305,8 @@ def _describe(folder: RunFolder, config: RunConfig, parts: Assembly, is_resumed:
         before = folder.load_environment()
         if before.get("stream") != fingerprint:
             raise DataError(
-                f"The data of the run in {str(folder.path)!r} has changed since it began: other images, or the same in "
-                "another order. Put the old ones back, or start it anew."
+                f"The data of the run in {str(folder.path)!r} has changed since it started: other images, or the "
+                "same in another order. Restore the old data, or restart the run from scratch."
             )
         changes = changed_keys(folder.load_config(), config)
         if changes:

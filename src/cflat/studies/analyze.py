@@ -34,7 +34,7 @@ from cflat.figures.runs import StrategyPoint, SweepPoint, scheduler_comparison, 
 from cflat.figures.static import save
 from cflat.report.groups import title_of
 from cflat.runs.folder import RunFolder, RunSummary
-from cflat.runs.jobs import Job, carry_out
+from cflat.runs.jobs import Job, run_job
 from cflat.studies.recording import Recording, check_watchable
 
 RECORDED = ("none", "c_flat", "c_flat_turbo")
@@ -108,7 +108,7 @@ def analyze(
         job = Job(variant.config, folder)
         if not job.is_finished:
             tell(variant, index, len(variants))
-            _carry_out(job, recording, should_stop)
+            _run_job(job, recording, should_stop)
         results[variant.name] = _Result(RunFolder(folder).load_summary(), _load(folder, recording))
         if recording is not None and not results[variant.name].recorded["history"]["records"]:
             raise ConfigError(
@@ -131,7 +131,7 @@ def record_run(
     is_watched = not RunFolder(out).config_file.is_file() or _is_recorded(out, recording)
     job = Job(config, out)
     if not job.is_finished:
-        _carry_out(job, recording if is_watched else None, should_stop)
+        _run_job(job, recording if is_watched else None, should_stop)
 
 
 def check_request(config: RunConfig, formats: Sequence[str], only: Sequence[str] = ()) -> None:
@@ -218,11 +218,11 @@ def _recording(variant: Variant, rho: float, every: int) -> Recording | None:
     return Recording(rho, every, has_landscapes=variant.has_landscapes) if variant.is_recorded else None
 
 
-def _carry_out(job: Job, recording: Recording | None, should_stop: Callable[[], bool]) -> None:
+def _run_job(job: Job, recording: Recording | None, should_stop: Callable[[], bool]) -> None:
     """Train in a run directory; what was interrupted goes on."""
     if recording is not None:
         recording.file = job.out / RECORDING
-    carry_out(job, () if recording is None else (recording,), should_stop)
+    run_job(job, () if recording is None else (recording,), should_stop)
 
 
 def _is_recorded(folder: Path, recording: Recording | None) -> bool:
@@ -237,7 +237,7 @@ def _load(folder: Path, recording: Recording | None) -> dict[str, Any]:
         return {}
     values = _read(folder)
     if "history" not in values:
-        raise DataError(f"{str(folder / RECORDING)!r} is not complete. Delete {str(folder)!r} to make it anew.")
+        raise DataError(f"{str(folder / RECORDING)!r} is not complete. Delete {str(folder)!r} to record it again.")
     return values
 
 
@@ -246,7 +246,7 @@ def _read(folder: Path) -> dict[str, Any]:
         values = json.loads(read_text(folder / RECORDING))
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(
-            f"{str(folder / RECORDING)!r} cannot be read: {error}. Delete {str(folder)!r} to make it anew."
+            f"{str(folder / RECORDING)!r} cannot be read: {error}. Delete {str(folder)!r} to record it again."
         ) from error
     return values if isinstance(values, dict) else {}
 

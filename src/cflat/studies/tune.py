@@ -264,7 +264,7 @@ class _Search:
         return max(3, self.num_trials // 2)
 
     def take(self, number: int) -> _Attempt | None:
-        """Return a trial to carry out: a new one, or one that was interrupted; None if it is done."""
+        """Return a trial to run: a new one, or one that was interrupted; None if it is done."""
         known = {trial.number: trial for trial in self.study.trials}
         states = self.optuna.trial.TrialState
         if number in known and known[number].state.is_finished():
@@ -292,7 +292,7 @@ class _Search:
 
 @dataclass
 class _Attempt:
-    """A trial that is being carried out."""
+    """A trial in progress."""
 
     search: _Search
     trial: Any
@@ -422,7 +422,7 @@ def _storage(optuna: Any, out: Path) -> Iterator[Any]:
             warnings.simplefilter("ignore")
             storage = optuna.storages.RDBStorage(f"sqlite:///{out.resolve() / 'search.db'}")
     except Exception as error:
-        raise DataError(f"{str(out / 'search.db')!r} is no database of a search: {error!r:.200}.") from error
+        raise DataError(f"{str(out / 'search.db')!r} is not a search database: {error!r:.200}.") from error
     try:
         yield storage
     finally:

@@ -30,15 +30,15 @@ def command(
     layer: dict[str, Any],
     folders: list[str],
     every: Annotated[int, typer.Option(min=1, help="Steps from one gradient record to the next")] = 5,
-    seeds: Annotated[str, typer.Option(help="Further seeds for sensitivity and schedules, separated by commas")] = "",
-    formats: Annotated[str, typer.Option(help="Of svg, pdf and png, separated by commas")] = "svg",
+    seeds: Annotated[str, typer.Option(help="More seeds for sensitivity and schedules, comma-separated")] = "",
+    formats: Annotated[str, typer.Option(help="Any of svg, pdf and png, comma-separated")] = "svg",
     out: Annotated[
-        Path | None, typer.Option(help="Run directory of a fresh run; default runs/analyze-METHOD-DATA")
+        Path | None, typer.Option(help="Run directory of a new run; default runs/analyze-METHOD-DATA")
     ] = None,
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
-    """Watch gradients and landscapes of a run, vary its optimizer, and draw all figures into DIR/analysis."""
+    """Record gradients and loss landscapes of a run, vary its optimizer, and draw all figures into DIR/analysis."""
     resolved, folder = _subject(folders, layer, out)
     figures = _analyze(resolved, folder, every, comma_numbers("--seeds", seeds), comma_names(formats), quiet or json)
     if json:
@@ -56,7 +56,7 @@ def _subject(folders: list[str], layer: dict[str, Any], out: Path | None) -> tup
 
     if folders:
         if len(folders) > 1 or layer or out is not None:
-            raise ConfigError("Name one run directory and nothing else, or the settings of a fresh run.")
+            raise ConfigError("Give one run directory and nothing else, or the settings of a new run.")
         return RunFolder(Path(folders[0])).load_config(), Path(folders[0])
     resolved = resolve_config(layer)
     folder = out or usual_folder("analyze", layer)

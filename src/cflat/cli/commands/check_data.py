@@ -20,7 +20,7 @@ Examples:
 def command(
     name: Annotated[str, typer.Argument(help="Dataset, or folder:PATH, npz:PATH, domains:PATH")],
     root: Annotated[str | None, typer.Option("--root", "--data-root", help="Data root; default $CFLAT_DATA")] = None,
-    fast: Annotated[bool, typer.Option("--fast", help="Do not decode every image")] = False,
+    fast: Annotated[bool, typer.Option("--fast", help="Do not decode the images")] = False,
     json: Json = False,
 ) -> None:
     """Check counts, layout, labels, unreadable images and duplicates of a dataset."""

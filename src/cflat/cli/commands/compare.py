@@ -32,11 +32,11 @@ def command(
         typer.Option(
             "--optimizers",
             "-o",
-            help="Separated by commas, the first is the reference; c_flat_turbo:rules=steady carries settings; "
+            help="Comma-separated, the first is the reference; c_flat_turbo:rules=steady carries settings; "
             "default none,c_flat,c_flat_turbo",
         ),
     ] = None,
-    seeds: Annotated[str, typer.Option(help="Separated by commas")] = "0,1,2",
+    seeds: Annotated[str, typer.Option(help="Comma-separated")] = "0,1,2",
     tuned: Annotated[Path | None, typer.Option(help="Settings of each optimizer: tuned.json of cflat tune")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the runs; default runs/compare-METHOD-DATA")] = None,
     executor: ExecutorName = "local",

@@ -39,7 +39,7 @@ def command(
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
-    """Learn ten digits two by two, keeping five images of each: plain SGD, C-Flat and C-Flat Turbo over six seeds."""
+    """Learn ten digits two at a time, keeping five images of each: plain SGD, C-Flat and C-Flat Turbo, six seeds."""
     from cflat.studies.compare import compare, comparison_values, write_comparison
 
     with job_executor("local", out, quiet or json) as executor:

@@ -22,7 +22,7 @@ Examples:
 def command(
     layer: dict[str, Any],
     out: Annotated[Path | None, typer.Option(help="The file; default features/DATA-BACKBONE-KEY.npz")] = None,
-    batch_size: Annotated[int, typer.Option(help="Images at a time", min=1)] = 64,
+    batch_size: Annotated[int, typer.Option(help="Batch size", min=1)] = 64,
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:

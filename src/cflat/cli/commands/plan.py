@@ -29,7 +29,7 @@ def command(
     budget: Annotated[float, typer.Option(help="Seconds to measure; three tasks are measured in any case")] = 30.0,
     json: Json = False,
 ) -> None:
-    """Measure a few steps here, and predict time, memory, arithmetic and disk space of the whole run."""
+    """Measure a few steps on this machine and predict time, memory, FLOPs and disk space of the whole run."""
     from cflat.config.presets import resolve_config
     from cflat.runs.estimate import estimate
 

@@ -23,14 +23,14 @@ Examples:
 
 def command(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory, or a file that Predictor.save wrote")],
-    images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Image files, or folders that hold some")],
-    top: Annotated[int, typer.Option(help="Best classes to name for each image")] = 1,
-    task: Annotated[int | None, typer.Option(help="Of a task-incremental run: the task of the images, from 0")] = None,
-    score: Annotated[str | None, typer.Option(help="Which of the method's scores decides; default: its first")] = None,
+    images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Image files, or folders of images")],
+    top: Annotated[int, typer.Option(help="Number of classes to report per image")] = 1,
+    task: Annotated[int | None, typer.Option(help="Task of the images, from 0; task-incremental runs only")] = None,
+    score: Annotated[str | None, typer.Option(help="The method's score to rank by; default: its first")] = None,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV with one line per image")] = False,
     json: Json = False,
 ) -> None:
-    """Say which class a trained method sees in new images; the training data is not needed."""
+    """Classify new images with a trained method; the training data is not needed."""
     from cflat.runs.inference import load_predictor
 
     if as_csv and json:

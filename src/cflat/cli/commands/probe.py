@@ -27,11 +27,13 @@ def command(
     layer: dict[str, Any],
     radii: Annotated[
         str | None,
-        typer.Option(help="Separated by commas; the verdict is about the first. Default: the preset's first"),
+        typer.Option(help="Comma-separated; the verdict is about the first. Default: the preset's first"),
     ] = None,
-    steps: Annotated[int, typer.Option(min=1, help="Steps to look at")] = 24,
-    warmup: Annotated[int, typer.Option(min=0, help="Steps to train before")] = 10,
-    task: Annotated[int, typer.Option(min=0, help="The task to look at, from 0; those before are trained plainly")] = 0,
+    steps: Annotated[int, typer.Option(min=1, help="Steps to probe")] = 24,
+    warmup: Annotated[int, typer.Option(min=0, help="Training steps before the first probe")] = 10,
+    task: Annotated[
+        int, typer.Option(min=0, help="Index of the task to probe, from 0; earlier tasks are trained plainly")
+    ] = 0,
     out: Annotated[Path | None, typer.Option(help="Folder of the results; default runs/probe-METHOD-DATA")] = None,
     quiet: Quiet = False,
     json: Json = False,

@@ -19,11 +19,11 @@ Examples:
 
 
 def command(
-    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Run directories, or folders that hold some")],
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="DIR...", help="Run directories, or folders that contain them")
+    ],
     out: Annotated[Path, typer.Option("--out", "-o", help="The page to write")] = Path("report.html"),
-    tables: Annotated[
-        Path | None, typer.Option(help="Folder for the tables as LaTeX and CSV, besides the page")
-    ] = None,
+    tables: Annotated[Path | None, typer.Option(help="Also write the tables as LaTeX and CSV into this folder")] = None,
     title: Annotated[str | None, typer.Option(help="Title of the page")] = None,
     json: Json = False,
 ) -> None:

@@ -42,13 +42,13 @@ Examples:
 
 def command(
     name: Annotated[
-        str | None, typer.Argument(help="table1, fig3, ..., or a YAML file; alone: all tables and figures")
+        str | None, typer.Argument(help="table1, fig3, ..., or a YAML file; without it, list all tables and figures")
     ] = None,
     overrides: Overrides = None,
     scale: Annotated[str, typer.Option(help="paper (GPU), cpu (minutes per run) or smoke (seconds)")] = "paper",
-    rows: Annotated[str, typer.Option(help="Only these methods or lines, separated by commas")] = "",
-    columns: Annotated[str, typer.Option(help="Only these columns or datasets, separated by commas")] = "",
-    seeds: Annotated[str, typer.Option(help="Instead of the recipe's own, separated by commas")] = "",
+    rows: Annotated[str, typer.Option(help="Only these methods or lines, comma-separated")] = "",
+    columns: Annotated[str, typer.Option(help="Only these columns or datasets, comma-separated")] = "",
+    seeds: Annotated[str, typer.Option(help="Seeds to use instead of the recipe's, comma-separated")] = "",
     out: Annotated[Path, typer.Option(help="Folder of results and runs; all tables share their runs")] = Path(
         "runs/reproduce"
     ),
@@ -56,11 +56,11 @@ def command(
     data_root: DataRoot = None,
     executor: ExecutorName = "local",
     gpus: Gpus = 1.0,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be run")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be run, then exit")] = False,
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
-    """Run a table or figure of the paper at a scale of your choice, and set it beside the published numbers."""
+    """Reproduce a table or figure of the paper at a scale of your choice, next to the published numbers."""
     if name is None:
         list_recipes(json)
         return

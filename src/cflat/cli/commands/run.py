@@ -40,9 +40,9 @@ Examples:
 def command(
     layer: dict[str, Any],
     out: Annotated[Path | None, typer.Option(help="Run directory; default runs/METHOD-DATA-OPTIMIZER-seedN")] = None,
-    resume: Annotated[Path | None, typer.Option(help="Go on with the run in this directory")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Resume the run in this directory")] = None,
     track: Annotated[str | None, typer.Option(help="Also send numbers to tensorboard, wandb or mlflow")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the configuration and the plan, then stop")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the configuration and the plan, then exit")] = False,
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
@@ -53,7 +53,7 @@ def command(
 
     if resume is not None:
         if out is not None:
-            raise ConfigError("--resume goes on in the run directory that it names; leave out --out.")
+            raise ConfigError("--resume continues in the run directory it names; drop --out.")
         before, folder = RunFolder(resume).load_config(), resume
         resolved = change_config(before, layer)
         changes = [f"{key}={value}" for key, value in changed_keys(before, resolved).items()]

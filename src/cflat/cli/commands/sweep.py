@@ -38,11 +38,11 @@ def command(
     out: Annotated[Path | None, typer.Option(help="Folder of the runs; default runs/sweep-NAME")] = None,
     executor: ExecutorName = "local",
     gpus: Gpus = 1.0,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the planned runs, then stop")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the planned runs, then exit")] = False,
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
-    """Run all combinations of some settings with several seeds; the same command goes on where it stopped."""
+    """Run every combination of some settings with several seeds; rerun the command to continue where it stopped."""
     from cflat.studies.space import read_sweep
     from cflat.studies.sweep import plan_sweep, run_sweep, write_sweep
 

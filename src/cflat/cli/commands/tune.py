@@ -35,14 +35,14 @@ def command(
     optimizers: Annotated[
         str,
         typer.Option(
-            "--optimizers", "-o", help="Separated by commas; c_flat_turbo:rules=steady carries settings of its own"
+            "--optimizers", "-o", help="Comma-separated; c_flat_turbo:rules=steady carries settings of its own"
         ),
     ] = "none,sam,c_flat,c_flat_turbo",
-    trials: Annotated[int, typer.Option(help="Of every optimizer")] = 8,
+    trials: Annotated[int, typer.Option(help="Trials per optimizer")] = 8,
     protocol: Annotated[
         str, typer.Option(help="stream: judged by the whole stream; first-task: by its first task alone")
     ] = "stream",
-    seeds: Annotated[str, typer.Option(help="Of each trial, separated by commas; apart from those of final runs")] = (
+    seeds: Annotated[str, typer.Option(help="Seeds of each trial, comma-separated; not those of the final runs")] = (
         "1000"
     ),
     range_: Annotated[
@@ -51,19 +51,19 @@ def command(
     ] = None,
     metric: Annotated[str, typer.Option(help="Validation accuracy to maximise: avg or last")] = "avg",
     sampler: Annotated[str, typer.Option(help="tpe, which learns from earlier trials, or random")] = "tpe",
-    search_seed: Annotated[int, typer.Option(help="Decides every random choice of the search")] = 0,
-    prune: Annotated[bool, typer.Option("--prune/--no-prune", help="End trials early that are behind")] = True,
+    search_seed: Annotated[int, typer.Option(help="Random seed of the search")] = 0,
+    prune: Annotated[bool, typer.Option("--prune/--no-prune", help="Stop trials early that fall behind")] = True,
     curve: Annotated[
         bool, typer.Option("--curve", help="Instead of a search: accuracy over a grid of learning rates")
     ] = False,
-    rates: Annotated[str | None, typer.Option(help="Rates of the curve, separated by commas")] = None,
+    rates: Annotated[str | None, typer.Option(help="Rates of the curve, comma-separated")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the search; default runs/tune-METHOD-DATA")] = None,
     executor: ExecutorName = "local",
     gpus: Gpus = 1.0,
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
-    """Tune every optimizer with the same number of trials on validation images; the same command goes on."""
+    """Tune every optimizer with the same number of trials on validation images; rerun the command to continue."""
     from cflat.config.variants import list_variants
 
     names, numbers = list_variants(optimizers), comma_numbers("--seeds", seeds)

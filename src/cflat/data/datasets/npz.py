@@ -151,7 +151,9 @@ def _integers(arrays: Arrays, name: str, count: int, path: Path) -> npt.NDArray[
             f" got {array.dtype} of shape {array.shape}."
         )
     if array.size and int(array.max()) > LARGEST_LABEL:
-        raise DataError(f"{name} of {str(path)!r} holds {int(array.max())}; there are not so many classes or domains.")
+        raise DataError(
+            f"{name} of {str(path)!r} holds {int(array.max())}, which is too large for a label or a domain."
+        )
     return array.astype(np.int64)
 
 
