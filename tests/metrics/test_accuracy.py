@@ -126,5 +126,5 @@ def test_a_stage_of_wrong_length_is_refused() -> None:
     ],
 )
 def test_foreign_values_are_no_matrix(values: dict) -> None:
-    with pytest.raises(DataError, match="no accuracy matrix"):
+    with pytest.raises(DataError, match="not an accuracy matrix"):
         AccuracyMatrix.from_dict(values)

@@ -259,7 +259,7 @@ def test_changed_images_are_noticed_on_resume_and_moved_ones_are_not_changed(tmp
     image = root / "train" / "class3" / "2.png"
     before, times = image.read_bytes(), image.stat()
     Image.fromarray(np.full((8, 8, 3), 1, np.uint8)).save(image)
-    with pytest.raises(DataError, match="has changed since it began: other images"):
+    with pytest.raises(DataError, match="has changed since it started: other images"):
         resume(tmp_path / "run")
     RunFolder(tmp_path / "run").environment_file.unlink()
     with pytest.raises(DataError, match="begun with images"):
@@ -346,7 +346,7 @@ def test_a_run_of_the_first_release_is_said_to_be_one(stopped: RunFolder) -> Non
     environment = stopped.load_environment()
     del environment["format"]
     stopped.write(stopped.environment_file, environment)
-    with pytest.raises(DataError, match="was begun by another version of cflat"):
+    with pytest.raises(DataError, match="was started by another version of cflat"):
         resume(stopped.path)
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
+from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from cflat import ConfigError
-from cflat.config.documents import parse_overrides
+from cflat.config.documents import flatten, parse_overrides
 from cflat.config.presets import resolve_config
 from cflat.runs.trackers import TRACKERS, TrackerObserver, create_tracker
 from cflat.train import TaskRecord
@@ -58,3 +61,48 @@ def test_a_tracker_that_is_not_installed_says_what_to_install(name: str, tmp_pat
 def test_an_unknown_tracker_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="Did you mean 'wandb'"):
         create_tracker("wandbb", CONFIG, tmp_path)
+
+
+class Service(ModuleType):
+    """A tracking library that notes how it is called, where the real one is not installed."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.__spec__ = ModuleSpec(name, None)
+        self.calls: list[tuple[str, tuple, dict]] = []
+
+    def __getattr__(self, name: str):
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+        def call(*args, **kwargs):
+            self.calls.append((name, args, kwargs))
+            return self
+
+        return call
+
+
+@pytest.mark.parametrize(
+    ("name", "logged", "closed"),
+    [
+        ("wandb", ("log", ({"task/avg": 0.5},), {"step": 3}), "finish"),
+        ("mlflow", ("log_metrics", ({"task/avg": 0.5},), {"step": 3}), "end_run"),
+    ],
+)
+def test_services_get_the_configuration_the_numbers_and_an_end(
+    name: str, logged: tuple, closed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = Service(name)
+    monkeypatch.setitem(sys.modules, name, service)
+    tracker = create_tracker(name, CONFIG, tmp_path / "run-1")
+    tracker.log(3, {"task/avg": 0.5})
+    tracker.close()
+    opening, (*_, last) = service.calls[:-2], service.calls
+    assert service.calls[-2] == logged
+    assert last == (closed, (), {})
+    given = {key: value for _, _, kwargs in opening for key, value in kwargs.items()}
+    if name == "wandb":  # a resumed run goes on under the same name
+        assert (given["id"], given["resume"], given["config"]) == ("run-1", "allow", CONFIG.to_dict())
+    else:
+        assert given["run_name"] == "run-1"
+        assert ("log_params", (flatten(CONFIG.to_dict()),), {}) in opening
