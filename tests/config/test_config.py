@@ -60,7 +60,7 @@ def test_values_arrive_with_their_types() -> None:
         ("method.temperature=0", r"method.temperature must be above 0, got 0"),
         ("method=icarll", r"Unknown method 'icarll'\. Did you mean 'icarl'"),
         ("data=digit", r"Unknown dataset 'digit'\. Did you mean 'digits'"),
-        ("preset=smok", r"unknown preset 'smok'\. Did you mean 'smoke'"),
+        ("preset=smok", r"Unknown preset 'smok'\. Did you mean 'smoke'"),
         ("preset=paper", r"preset 'paper' is made for photographs"),
         ("train.epochs=true", r"train.epochs must be a number, got True"),
         ("train.epochs=1.5", r"train.epochs must be a whole number"),

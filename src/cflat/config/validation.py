@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import reprlib
 from collections.abc import Mapping
 from dataclasses import is_dataclass
@@ -108,7 +109,7 @@ def _explain(error: ValidationError, prefix: str) -> str:
         return f"{prefix}{first['ctx']['error']}"
     if first["type"] == "missing":
         return f"{prefix}{first['loc'][0]} is missing."
-    rule = first["msg"].removeprefix("Input should be ").rstrip(".")
+    rule = re.split(", (?:got|unable) ", first["msg"].removeprefix("Input should be "))[0].rstrip(".")
     for theirs, ours in WORDS.items():
         rule = rule.replace(theirs, ours)
     return f"{prefix}{first['loc'][0]} must be {rule}, got {quote(first['input'])}."
