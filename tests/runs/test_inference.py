@@ -120,7 +120,7 @@ def test_the_command_reads_files_and_folders(icarl: Path, tmp_path: Path, capsys
         (["{run}", "nowhere"], "'nowhere' does not exist"),
         (["{run}", "."], "'.' holds no image"),
         (["{run}", "broken.png"], "Cannot read image 'broken.png'"),
-        (["{run}", "broken.png", "--score", "cn"], "has no score 'cn'. Did you mean 'cnn'?"),
+        (["{run}", "broken.png", "--score", "cn"], "Unknown score of icarl 'cn'. Did you mean 'cnn'?"),
         (["{run}", "broken.png", "--task", "0"], "class-incremental"),
         (["nowhere", "broken.png"], "'nowhere' does not exist"),
         (["broken.png", "broken.png"], "holds no trained method"),

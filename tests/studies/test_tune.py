@@ -227,7 +227,7 @@ def test_another_search_in_the_folder_is_refused(found: tuple[Path, Tuning]) -> 
         ({"data": {"validation": 0.0}}, {}, "data.validation above 0"),
         ({"data": {"evaluate": "test"}}, {}, "leave data.evaluate out"),
         ({"base": {"first_lr": 0.1}}, {}, "base.first_lr"),
-        ({}, {"protocol": "second-task"}, "protocol must be one of"),
+        ({}, {"protocol": "second-task"}, "Unknown protocol 'second-task'"),
         ({}, {"trials": 0}, "trials must be"),
         ({}, {"seeds": [1, 1]}, "seeds must be given once"),
         ({}, {"ranges": {"optimizer.lamb": Interval(low=0.1, high=1.0)}}, "No chosen optimizer searches"),
