@@ -64,7 +64,7 @@ def test_scripts_get_one_object_and_the_curve_its_plateaus(capsys: pytest.Captur
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--protocol", "last-task"], "Unknown protocol 'last-task'. Did you mean 'first-task'? Known: stream, first-task."),
+        (["--protocol", "last-task"], "Unknown protocol 'last-task'. Did you mean 'first-task'?"),
         (["--range", "base.lr=fast"], "A range is written as"),
         (["--optimizers", "none,sma"], "Did you mean 'sam'"),
         (["--optimizers", "sam:roh=1"], "Did you mean 'rho'"),
