@@ -53,7 +53,7 @@ def command(
 
     if resume is not None:
         if out is not None:
-            raise ConfigError("--resume continues in the run directory it names; drop --out.")
+            raise ConfigError("--resume continues in the run directory it names; leave out --out.")
         before, folder = RunFolder(resume).load_config(), resume
         resolved = change_config(before, layer)
         changes = [f"{key}={value}" for key, value in changed_keys(before, resolved).items()]
