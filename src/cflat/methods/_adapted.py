@@ -10,6 +10,7 @@ from cflat.data import Batch, Task
 from cflat.methods._base import Loss, Method, Phase, StreamInfo
 from cflat.nn.adapters import AdapterSet
 from cflat.nn.backbone import Backbone
+from cflat.nn.blocks import inside
 from cflat.nn.heads import CosineHead
 from cflat.nn.surgery import freeze
 from cflat.nn.vit import attend, embed, mix, num_read, pool, run_blocks, vit_of
@@ -48,8 +49,12 @@ class AdaptedClassifier(nn.Module):
     def stem(self, images: Tensor) -> dict[str, Tensor]:
         """Return what no adapter changes, (B, N, D): the tokens behind block 0's attention and behind its MLP."""
         block = vit_of(self.backbone).blocks[0]
-        attended = attend(block, embed(self.backbone, images))
-        return {"attended": attended, "mixed": mix(block, attended)}
+
+        def enter(tokens: Tensor) -> dict[str, Tensor]:
+            attended = attend(block, tokens)
+            return {"attended": attended, "mixed": mix(block, attended)}
+
+        return inside(block, enter, embed(self.backbone, images))
 
     def features(self, images: Tensor, attended: Tensor | None = None, mixed: Tensor | None = None) -> Tensor:
         """Return features (B, D); what `stem` returns may be given if it is known already."""

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from cflat._ranges import Count, checked
 from cflat.nn.backbone import Backbone
+from cflat.nn.blocks import inside
 from cflat.nn.vit import attend, mix, num_read, pool, vit_of
 
 __all__ = ["Adapter", "AdapterSet", "forward_adapters"]
@@ -92,13 +93,19 @@ def forward_adapters(
 def _forward_stacks(backbone: Backbone, tokens: Tensor, stacks: Sequence[_Stack]) -> Tensor:
     vit = vit_of(backbone)
     grid = (stacks[0].num_sets, tokens.shape[0])
-    attended = attend(vit.blocks[0], tokens)
-    hidden = mix(vit.blocks[0], attended) + stacks[0](attended.expand(grid[0], *attended.shape))
-    for index in range(1, len(stacks)):
+
+    def first(tokens: Tensor) -> Tensor:
+        attended = attend(vit.blocks[0], tokens)
+        return mix(vit.blocks[0], attended) + stacks[0](attended.expand(grid[0], *attended.shape))
+
+    def later(hidden: Tensor, index: int) -> Tensor:
         is_last = index == len(stacks) - 1
         attended = attend(vit.blocks[index], hidden.flatten(0, 1), num_queries=num_read(backbone) if is_last else None)
-        hidden = mix(vit.blocks[index], attended).unflatten(0, grid)
-        hidden = hidden + stacks[index](attended.unflatten(0, grid))
+        return mix(vit.blocks[index], attended).unflatten(0, grid) + stacks[index](attended.unflatten(0, grid))
+
+    hidden = inside(vit.blocks[0], first, tokens)
+    for index in range(1, len(stacks)):
+        hidden = inside(vit.blocks[index], later, hidden, index)
     features: Tensor = pool(backbone, hidden.flatten(0, 1)).unflatten(0, grid)
     return features
 

@@ -18,7 +18,7 @@ from cflat._errors import DataError
 from cflat._lazy import LazyModule
 from cflat._ranges import Count, Fraction, check, checked
 from cflat._registry import Registry
-from cflat.nn.recompute import recompute_blocks_
+from cflat.nn.blocks import forget_activations_
 from cflat.nn.small import ResNet8, ResNet32, SmallCNN
 from cflat.nn.vectors import MLP, Identity
 from cflat.nn.weights import load_weights_
@@ -202,7 +202,7 @@ def _forget_activations_(backbone: Backbone) -> None:
             f"backbone.checkpointing is for the blocks of ViTs and ResNets, {backbone.name} has none; leave it out."
         )
     stages = (getattr(backbone.model, name, ()) for name in ("blocks", "layer1", "layer2", "layer3", "layer4"))
-    recompute_blocks_(block for stage in stages for block in stage)
+    forget_activations_(block for stage in stages for block in stage)
 
 
 def _family(model: nn.Module) -> Family:

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from cflat._lazy import LazyModule
 from cflat.nn.backbone import Backbone
-from cflat.nn.recompute import recomputed
+from cflat.nn.blocks import inside
 
 if TYPE_CHECKING:
     from timm.layers.attention import Attention
@@ -103,7 +103,7 @@ def run_blocks(
             tokens = blocks[index](tokens)
             continue
         run = partial(_run_block, blocks[index], adapter, prefix, wanted, is_attended)
-        tokens = recomputed(blocks[index], run, tokens)
+        tokens = inside(blocks[index], run, tokens)
         is_attended = False
     return tokens
 
@@ -150,7 +150,7 @@ def features(
 
 
 def attend(block: Any, tokens: Tensor, prefix: Prefix | None = None, *, num_queries: int | None = None) -> Tensor:
-    """Return the residual stream behind the attention of one timm block.
+    """Return the residual stream behind the attention of one timm block; runs `inside` it.
 
     Args:
         block: A plain pre-norm block of timm.
@@ -169,7 +169,7 @@ def attend(block: Any, tokens: Tensor, prefix: Prefix | None = None, *, num_quer
 
 
 def mix(block: Any, attended: Tensor) -> Tensor:
-    """Return the residual stream behind the MLP of one timm block, given what `attend` returned."""
+    """Return the residual stream behind the MLP of one timm block, given what `attend` returned; runs `inside` it."""
     block = _plain(block)
     tokens: Tensor = attended + block.drop_path2(block.ls2(block.mlp(block.norm2(attended))))
     return tokens

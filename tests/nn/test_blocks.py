@@ -7,7 +7,7 @@ import torch
 
 from cflat.methods import StreamInfo, create_method, get_method_spec
 from cflat.nn.backbone import create_backbone
-from cflat.nn.recompute import Recomputing
+from cflat.nn.blocks import HostBlock
 from runs import tiny_run, tiny_stream
 
 NETWORKS = [("vit_smoke", 8), ("resnet8", 8), ("resnet18_cifar", 8)]
@@ -64,7 +64,7 @@ def test_methods_train_alike(name):
         config = spec.config(**({"retrain_epochs": 1} if name == "duct" else {}))
         method = create_method(name, backbone, StreamInfo("class", stream.num_classes, stream.num_tasks), config)
         tiny_run(method, stream, optimizer="c_flat_turbo", epochs=1)
-        assert any(isinstance(part, Recomputing) for part in method.network.modules()) == checkpointing
+        assert any(isinstance(part, HostBlock) for part in method.network.modules()) == checkpointing
         states.append(method.state_dict())
     assert [key for key in states[0] if not torch.equal(states[0][key], states[1][key])] == []
 
