@@ -2,39 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 import cflat
-from cflat.data import Batch, Transform
+from cflat.data import Batch
 from cflat.methods import StreamInfo, create_method, get_method_spec, list_methods
 from cflat.nn.backbone import create_backbone
-from cflat.train import BaseSettings, Inputs, Observer, OptimizerChoice, TrainSettings, run_stream
+from cflat.train import BaseSettings, Observer, OptimizerChoice, TrainSettings, run_stream
 from cflat.train.objective import Objective
 from runs import IMAGE_SIZE, cpu, tiny_inputs, tiny_method, tiny_stream
+from shard_run import inputs
 
 TRAINED = [name for name in list_methods() if name != "simplecil"]
 SMALL, PARTS = 2, 4  # 15 images: steps of 8 and 7, the last one in parts of 2, 2, 2 and 1
 FEW = tiny_stream(per_class=5)
 
 
-@dataclass(frozen=True)
-class Double:
-    """The last stage of a transform in double precision."""
-
-    num_draws: int = 0
-
-    def __call__(self, images, draws):
-        return images.double()
-
-
 @pytest.fixture
 def double():
     torch.set_default_dtype(torch.float64)
-    yield Inputs(*(Transform((*one.stages, Double())) for one in (tiny_inputs().train, tiny_inputs().eval)))
+    yield inputs()
     torch.set_default_dtype(torch.float32)
 
 

@@ -8,12 +8,12 @@ from cflat.config.choices import Choice
 from cflat.config.settings import BackboneSettings, DataSettings, StreamSettings
 from cflat.config.validation import quote
 from cflat.data import PRESETS, DatasetSpec, dataset_spec
-from cflat.methods import get_method_spec
+from cflat.methods import get_method_spec, list_methods
 from cflat.nn.backbone import Family, get_backbone_spec, list_backbones
 from cflat.train.settings import BaseSettings, RuntimeSettings
 
 ACCELERATORS = ("auto", "cpu", "cuda", "mps")
-STRATEGIES = ("auto", "ddp", "ddp_find_unused_parameters_true")
+STRATEGIES = ("auto", "ddp", "ddp_find_unused_parameters_true", "fsdp")
 VECTOR_BACKBONES = ("mlp", "identity")
 
 
@@ -38,6 +38,7 @@ def check_together(
     _check_memory(method, spec)
     _check_base(base)
     _check_runtime(runtime)
+    _check_shards(method, backbone, runtime)
 
 
 def backbone_family(name: str) -> Family | None:
@@ -143,3 +144,19 @@ def _check_runtime(runtime: RuntimeSettings) -> None:
         raise ConfigError("runtime.precision 16 needs a GPU; use 32 or bf16 on a CPU.")
     if runtime.accelerator == "mps" and runtime.num_ranks > 1:
         raise ConfigError("runtime.accelerator 'mps' has one device; set runtime.devices=1.")
+
+
+def _check_shards(method: Choice, backbone: BackboneSettings, runtime: RuntimeSettings) -> None:
+    if runtime.strategy != "fsdp":
+        return
+    if not get_method_spec(method.name).is_shardable:
+        able = [name for name in list_methods() if get_method_spec(name).is_shardable]
+        raise ConfigError(
+            f"runtime.strategy 'fsdp' cannot spread the network of method {method.name!r}, which copies or merges it "
+            f"between tasks; set runtime.strategy=ddp, or choose among {', '.join(able)}."
+        )
+    if backbone_family(backbone.name) not in ("vit", None):
+        raise ConfigError(
+            f"runtime.strategy 'fsdp' spreads the blocks of a ViT, {backbone.name!r} has none; set "
+            "runtime.strategy=ddp."
+        )

@@ -32,6 +32,8 @@ class MethodSpec:
     is_batchwise: bool
     """Whether its answer to an image can depend on the test batch that it is in."""
     paper: str
+    is_shardable: bool = True
+    """Whether its network can be spread over ranks: it neither copies nor merges blocks."""
 
 
 METHODS: Registry[MethodSpec] = Registry("method")
@@ -47,13 +49,24 @@ def register_method(
     families: tuple[str, ...] = ("vit", "resnet", "other"),
     is_pretrained: bool = False,
     is_batchwise: bool = False,
+    is_shardable: bool = True,
     paper: str = "",
 ) -> Callable[[C], C]:
     """Enter the decorated class into the table under ``name``; it is made as ``cls(config, backbone, info)``."""
 
     def register(cls: C) -> C:
         spec = MethodSpec(
-            name, cls, config, summary, scenarios, needs_memory, families, is_pretrained, is_batchwise, paper
+            name,
+            cls,
+            config,
+            summary,
+            scenarios,
+            needs_memory,
+            families,
+            is_pretrained,
+            is_batchwise,
+            paper,
+            is_shardable,
         )
         METHODS.add(name, spec)
         return cls

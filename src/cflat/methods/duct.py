@@ -62,6 +62,7 @@ class DUCTConfig:
     scenarios=("class", "task", "domain"),
     families=("vit",),
     is_pretrained=True,
+    is_shardable=False,
     paper="Dual Consolidation for Pre-Trained Model-Based Domain-Incremental Learning (2025)",
 )
 class DUCT(Method):

@@ -36,6 +36,7 @@ class ICaRLConfig(MemoryConfig):
     summary="exemplars, distillation from the previous network, nearest-mean classification",
     scenarios=("class", "task", "domain"),
     needs_memory=True,
+    is_shardable=False,
     paper="iCaRL: Incremental Classifier and Representation Learning (2017)",
 )
 class ICaRL(Rehearsal):

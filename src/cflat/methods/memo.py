@@ -41,6 +41,7 @@ class MEMOConfig(MemoryConfig):
     summary="shared shallow blocks, a new specialised last stage per task",
     needs_memory=True,
     families=("vit", "resnet", "other"),
+    is_shardable=False,
     paper="A Model or 603 Exemplars: Towards Memory-Efficient Class-Incremental Learning (2023)",
 )
 class MEMO(Rehearsal):

@@ -101,7 +101,8 @@ def _forward_stacks(backbone: Backbone, tokens: Tensor, stacks: Sequence[_Stack]
     def later(hidden: Tensor, index: int) -> Tensor:
         is_last = index == len(stacks) - 1
         attended = attend(vit.blocks[index], hidden.flatten(0, 1), num_queries=num_read(backbone) if is_last else None)
-        return mix(vit.blocks[index], attended).unflatten(0, grid) + stacks[index](attended.unflatten(0, grid))
+        mixed: Tensor = mix(vit.blocks[index], attended).unflatten(0, grid)
+        return mixed + stacks[index](attended.unflatten(0, grid))
 
     hidden = inside(vit.blocks[0], first, tokens)
     for index in range(1, len(stacks)):

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Prefix",
     "attend",
+    "blocks_of",
     "embed",
     "features",
     "insert_prompts",
@@ -49,6 +50,11 @@ def vit_of(backbone: Backbone) -> VisionTransformer:
     if not isinstance(backbone.model, models.VisionTransformer):
         raise ValueError(f"{backbone.name} is not a ViT; adapters and prompts need one, such as 'vit_tiny'.")
     return backbone.model  # type: ignore[no-any-return]
+
+
+def blocks_of(network: nn.Module) -> list[nn.Module]:
+    """Return the blocks of every timm ViT in a network."""
+    return [block for part in network.modules() if isinstance(part, models.VisionTransformer) for block in part.blocks]
 
 
 def embed(backbone: Backbone, images: Tensor) -> Tensor:

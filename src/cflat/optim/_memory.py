@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from cflat.optim._sharding import sharding_of
+from cflat.optim._sharding import like_parameter, local_part, sharding_of
 from cflat.optim._vectors import Vector
 from cflat.optim._weights import data_of
 
@@ -93,12 +93,13 @@ class DirectionMemory:
 
     def state(self, params: Sequence[Tensor]) -> dict[str, Any]:
         """Return the remembered tensors by the position of their parameter in ``params``, and their norm."""
-        tensors = {index: self._tensors[p] for index, p in enumerate(params) if p in self._tensors}
+        tensors = {i: like_parameter(self._tensors[p], p) for i, p in enumerate(params) if p in self._tensors}
         return {"tensors": tensors, "norm": self._norm()}
 
     def load(self, params: Sequence[Tensor], state: dict[str, Any]) -> None:
         """Take over what `state` returned, moved to the parameters' devices."""
-        tensors = {params[i]: t.detach().to(params[i].device, copy=True) for i, t in state["tensors"].items()}
+        parts = {params[i]: local_part(tensor.detach(), params[i]) for i, tensor in state["tensors"].items()}
+        tensors = {param: part.to(param.device, copy=True) for param, part in parts.items()}
         self._restore(list(tensors), list(tensors.values()), state["norm"])
 
     def _restore(self, params: list[Tensor], tensors: list[Tensor], norm: float | None) -> None:

@@ -52,7 +52,7 @@ class Extractor:
             if batch is not None:
                 with self.runtime.autocast():
                     outputs.append(function(batch.images))
-        if self.runtime.world_size == 1:
+        if _num_sharing(self.runtime) == 1:
             return torch.cat(outputs)
         return self._gathered(outputs, loader)
 
@@ -100,7 +100,8 @@ def count_correct(
                 scores = method.predict(batch.without_labels())
             for position, name in enumerate(method.scores):
                 correct[position] += _is_right(scores[name], batch.labels, stream, task).sum()
-        for name, count in zip(method.scores, runtime.sum_over_ranks(correct).tolist(), strict=True):
+        total = correct if _num_sharing(runtime) == 1 else runtime.sum_over_ranks(correct)
+        for name, count in zip(method.scores, total.tolist(), strict=True):
             counts[name].append(int(count))
     return counts
 
@@ -110,14 +111,20 @@ def _in_turns(loader: BatchLoader, runtime: Runtime, heed_stop: Callable[[], Non
 
     All ranks take the same number of rounds, so that they can agree on a stop before each.
     """
-    own = loader.epoch(0, min(runtime.rank, len(loader)), every=runtime.world_size)
+    num_ranks = _num_sharing(runtime)
+    own = loader.epoch(0, min(runtime.rank % num_ranks, len(loader)), every=num_ranks)
     for _ in range(_num_rounds(loader, runtime)):
         heed_stop()
         yield next(own, None)
 
 
 def _num_rounds(loader: BatchLoader, runtime: Runtime) -> int:
-    return -(-len(loader) // runtime.world_size)
+    return -(-len(loader) // _num_sharing(runtime))
+
+
+def _num_sharing(runtime: Runtime) -> int:
+    """Return how many ranks divide the images among them: one if all must do the same, to run a network together."""
+    return 1 if runtime.is_sharded else runtime.world_size
 
 
 def _is_right(scores: Tensor, labels: Tensor, stream: Stream, task: Task) -> Tensor:

@@ -32,6 +32,7 @@ from cflat.train.records import epoch_record, task_record
 from cflat.train.runtime import Part, Runtime, seed_everything
 from cflat.train.schedules import lr_factor, make_base, set_lr
 from cflat.train.settings import BaseSettings, TrainSettings
+from cflat.train.shards import module_parts, optimizer_parts, whole
 
 __all__ = ["Inputs", "OptimizerChoice", "RunResult", "StateNotSaved", "TrainingInterrupted", "run_stream"]
 
@@ -181,6 +182,7 @@ class _Run:
         self.save_problem: str | None = None
         self.restored: dict[str, Any] = {}
         self.is_grown = False
+        self.runtime.shard(self.method.network)
 
     def result(self) -> RunResult:
         """Return what has been learned so far."""
@@ -414,7 +416,7 @@ class _Run:
         num_grown = self.position.task + (1 if self.is_grown else 0)
         for task in self.stream.tasks[:num_grown]:
             self._grow(task)
-        self.method.load_state_dict(state["method"])
+        self.method.load_state_dict(module_parts(state["method"], self.method))
         self.method.load_extra_state(state["extra"], self.stream.all_train)
         self.method.to(self.runtime.device)
         saved: dict[Split, Any] = {"test": state["accuracy"], "validation": state.get("validation")}
@@ -446,7 +448,7 @@ class _Run:
         if not self.restored:
             return 0.0, 0.0
         state, self.restored = self.restored, {}
-        optimizer.load_state_dict(state["optimizer"])
+        optimizer.load_state_dict(optimizer_parts(state["optimizer"], optimizer.all_params()))
         if objective.scaler is not None:
             objective.scaler.load_state_dict(state["scaler"])
         loss_sum.fill_(state["loss_sum"])
@@ -473,7 +475,12 @@ class _Run:
     def _save(self, phase: dict[str, Any] | None = None) -> None:
         """Write a checkpoint, with the state of the phase within one; should that fail, training goes on."""
         self.saved_at = time.monotonic()
-        if self.store is None or not self.runtime.is_main:
+        if self.store is None:
+            return
+        weights, phase = self.method.state_dict(), phase or {}
+        if self.runtime.is_sharded:
+            weights, phase = whole((weights, phase), keeps=self.runtime.is_main) or ({}, {})
+        if not self.runtime.is_main:
             return
         position = self.position
         try:
@@ -482,13 +489,13 @@ class _Run:
                     "identity": self.identity,
                     "position": [position.task, position.phase, position.epoch, position.step],
                     "is_grown": self.is_grown,
-                    "method": self.method.state_dict(),
+                    "method": weights,
                     "extra": self.method.extra_state(),
                     "accuracy": self._counts("test"),
                     "validation": self._counts("validation"),
                     "meter": self.meter.state(),
                     "observer": self.observer.state(),
-                    "phase": phase or {},
+                    "phase": phase,
                 }
             )
         except DataError as error:

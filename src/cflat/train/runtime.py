@@ -20,6 +20,7 @@ from cflat._lazy import LazyModule
 from cflat.data import Batch
 from cflat.nn.ranks import shared_batch
 from cflat.train.settings import RuntimeSettings
+from cflat.train.shards import replicate_rest_, shard_
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -79,10 +80,22 @@ class Runtime:
         """Whether this rank writes files and talks to the user."""
         return self.rank == 0
 
+    @property
+    def is_sharded(self) -> bool:
+        """Whether ranks keep parts of the network: then all must run it equally often, also without gradients."""
+        return self.settings.strategy == "fsdp" and self.world_size > 1
+
+    def shard(self, network: nn.Module) -> None:
+        """Spread the network over the ranks if the settings say so; once, before anything runs it."""
+        if self.is_sharded:
+            shard_(network, self.device, self.world_size)
+
     def wrap(self, network: nn.Module) -> nn.Module:
         """Return what gradient passes must call: the network itself, or its distributed wrapper."""
         if self.world_size == 1:
             return network
+        if self.is_sharded:
+            replicate_rest_(network)
         wrapped: nn.Module = self._fabric.setup_module(network)
         return wrapped
 

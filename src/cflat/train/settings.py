@@ -86,7 +86,8 @@ class RuntimeSettings:
     num_nodes: Machines = 1
     """Hosts; torchrun knows by itself."""
     strategy: str = "auto"
-    """auto, ddp, ddp_find_unused_parameters_true: how several devices share the work."""
+    """auto, ddp, ddp_find_unused_parameters_true, fsdp: how several devices share the work. fsdp spreads the blocks
+    of a ViT over them, each device keeping its part; the others have a copy of the network on each."""
     sync_batchnorm: Flag = True
     """With several devices, BatchNorm takes its statistics over the whole batch; false: each device over its part."""
     timeout_seconds: Annotated[Positive, Field(le=10_000_000)] = 600.0

@@ -1,0 +1,114 @@
+"""Networks whose blocks are spread over ranks: each keeps a part of every block and gathers the whole while it runs.
+
+Blocks are FSDP2's, each by itself, because methods enter networks by many doors. What grows between tasks or is small
+(heads, adapters, prompts, embeddings) is whole on every rank, where DistributedDataParallel averages its gradients.
+Fabric's own strategy for FSDP2 wants one module with one door that never changes. Checkpoints hold whole tensors, so
+that any number of ranks goes on from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from cflat._errors import ConfigError
+from cflat._lazy import LazyModule
+from cflat.nn.blocks import host_
+from cflat.nn.vit import blocks_of
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+__all__ = ["module_parts", "optimizer_parts", "own_parameters", "replicate_rest_", "shard_", "whole"]
+
+spread = LazyModule("torch.distributed.tensor")
+
+
+def shard_(network: nn.Module, device: torch.device, num_ranks: int) -> None:
+    """Spread the blocks of every ViT in a network over the ranks, once and for all.
+
+    Raises:
+        ConfigError: If the network has no such blocks.
+    """
+    try:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+    except ImportError as error:
+        raise ConfigError(
+            f"runtime.strategy 'fsdp' needs torch 2.7 or later, this is {torch.__version__}; use ddp."
+        ) from error
+    blocks = blocks_of(network)
+    if not blocks:
+        raise ConfigError("runtime.strategy 'fsdp' spreads the blocks of a ViT, and this network has none; use ddp.")
+    mesh = init_device_mesh(device.type, (num_ranks,))
+    for block in blocks:
+        fully_shard(host_(block), mesh=mesh, reshard_after_forward=True)
+
+
+def replicate_rest_(network: nn.Module) -> None:
+    """Let DistributedDataParallel leave those parameters alone that FSDP2 looks after."""
+    names = [name for name, parameter in network.named_parameters() if _is_part(parameter)]
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(network, names)
+
+
+def own_parameters(module: nn.Module) -> int:
+    """Return how many numbers of a module's parameters this rank keeps."""
+    return sum((p.to_local() if _is_part(p) else p).numel() for p in module.parameters())
+
+
+def whole(state: Any, *, keeps: bool) -> Any:
+    """Return a state with whole tensors in the place of parts; all ranks must call it, those that do not keep get None.
+
+    Args:
+        state: Nested dicts, lists and tuples.
+        keeps: Whether this rank wants the result.
+    """
+    if isinstance(state, Mapping):
+        made = {key: whole(value, keeps=keeps) for key, value in state.items()}
+        return made if keeps else None
+    if isinstance(state, list | tuple):
+        members = [whole(value, keeps=keeps) for value in state]
+        return type(state)(members) if keeps else None
+    if _is_part(state):
+        gathered = state.full_tensor()
+        return gathered.cpu() if keeps else None
+    return state if keeps else None
+
+
+def module_parts(state: Mapping[str, Any], module: nn.Module) -> dict[str, Any]:
+    """Return a module's state with this rank's parts in the place of whole tensors."""
+    present = module.state_dict()
+    return {name: _part_of(value, present.get(name)) for name, value in state.items()}
+
+
+def optimizer_parts(state: Mapping[str, Any], params: Sequence[Tensor]) -> dict[str, Any]:
+    """Return an optimizer's state with this rank's parts in the place of whole tensors.
+
+    Args:
+        state: What `SharpnessAware.state_dict` gave, with whole tensors.
+        params: Its parameters, in order.
+    """
+    wrapper = state["wrapper"]
+    memories = {
+        name: {**memory, "tensors": {i: _part_of(value, params[i]) for i, value in memory["tensors"].items()}}
+        for name, memory in wrapper["memories"].items()
+    }
+    base = {i: {key: _part_of(value, params[i]) for key, value in entry.items()} for i, entry in state["state"].items()}
+    return {**state, "state": base, "wrapper": {**wrapper, "memories": memories}}
+
+
+def _part_of(value: Any, like: Any) -> Any:
+    """Return this rank's part of a whole tensor that belongs to a parameter which is spread; all else as it is."""
+    if not _is_part(like) or not isinstance(value, Tensor) or value.shape != like.shape:
+        return value
+    value = value.to(like.device)
+    # Every rank has read the whole: none need be asked for its part.
+    return spread.distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None)
+
+
+def _is_part(value: Any) -> TypeGuard[DTensor]:
+    return isinstance(value, Tensor) and hasattr(value, "device_mesh")

@@ -1,0 +1,98 @@
+"""Networks spread over two ranks (FSDP2): what one rank learns with the whole network, in parts of the memory."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from cflat._errors import ConfigError
+from cflat.config.presets import resolve_config
+from cflat.train import Runtime, RuntimeSettings
+from shard_run import CASES, learn, make
+
+TESTS = Path(__file__).parents[1]
+IN_SUITE = ["finetune-turbo", "ease"]
+
+
+@pytest.fixture(scope="module")
+def on_two_ranks(tmp_path_factory) -> list[dict]:
+    return run_ranks(tmp_path_factory.mktemp("shards"), IN_SUITE)
+
+
+def run_ranks(folder: Path, cases: list[str]) -> list[dict]:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command = [*launcher, str(TESTS / "shard_run.py"), str(folder / "out"), *cases]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1200, env=environment, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [torch.load(folder / f"out.{rank}", weights_only=False) for rank in range(2)]
+
+
+@cache
+def alone(case: str) -> dict:
+    torch.set_default_dtype(torch.float64)
+    try:
+        return learn(case, Runtime(RuntimeSettings(accelerator="cpu")))
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def assert_as_alone(results: list[dict], case: str) -> None:
+    expected = alone(case)
+    for result in results:
+        torch.testing.assert_close(result[case]["state"], expected["state"], rtol=1e-9, atol=1e-9)
+        assert str(result[case]["extra"]) == str(expected["extra"])
+        for key in ("correct", "evaluations", "trainable"):
+            assert result[case][key] == expected[key], key
+
+
+@pytest.mark.parametrize("case", IN_SUITE)
+def test_two_ranks_learn_what_one_does(case: str, on_two_ranks: list[dict]):
+    """Full fine-tuning, and adapters on a frozen network; heads that grow and adapters that are new."""
+    assert_as_alone(on_two_ranks, case)
+
+
+@pytest.mark.parametrize("case", IN_SUITE)
+def test_each_rank_keeps_its_half_of_the_blocks_through_all_tasks(case: str, on_two_ranks: list[dict]):
+    size = sum(p.numel() for p in make(case).network.backbone.model.blocks.parameters())
+    assert size > 0.9 * sum(p.numel() for p in make(case).network.backbone.parameters())
+    kept = [result[case]["kept"] for result in on_two_ranks]
+    assert all(first + second == size for first, second in zip(*kept, strict=True))
+    assert all(abs(one - size / 2) < 0.01 * size for one in (*kept[0], *kept[1]))
+
+
+def test_runs_that_were_stopped_go_on_bit_for_bit(on_two_ranks: list[dict]):
+    case = "finetune-turbo"
+    for result in on_two_ranks:
+        whole, resumed = result[case], result[f"resumed-{case}"]
+        assert [key for key in whole["state"] if not torch.equal(whole["state"][key], resumed["state"][key])] == []
+        assert whole["correct"] == resumed["correct"]
+        assert whole["evaluations"] == resumed["evaluations"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", sorted(set(CASES) - set(IN_SUITE)))
+def test_other_methods_learn_the_same_in_parts(case: str, tmp_path: Path):
+    """Exemplars and micro-batches with checkpointing among them."""
+    assert_as_alone(run_ranks(tmp_path, [case]), case)
+
+
+@pytest.mark.parametrize(
+    ("method", "backbone", "words"),
+    [
+        ("icarl", "vit_smoke", "copies or merges"),
+        ("memo", "vit_smoke", "copies or merges"),
+        ("duct", "vit_smoke", "copies or merges"),
+        ("replay", "resnet8", "the blocks of a ViT"),
+    ],
+)
+def test_what_cannot_be_spread_is_refused_before_training(method: str, backbone: str, words: str):
+    layer = {"method": method, "data": "digits", "preset": "smoke", "backbone": {"name": backbone}}
+    with pytest.raises(ConfigError, match=words):
+        resolve_config({**layer, "runtime": {"strategy": "fsdp"}})
