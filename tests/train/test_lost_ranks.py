@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,22 +15,24 @@ from pathlib import Path
 import pytest
 import torch
 
+from cflat.train.checkpoint import CheckpointStore
 from processes import Command, Ranks
 from train.test_kill import arguments, assert_same_run, newest
 
 NUM_KILLS = 10
+SHORT = "stream.max_tasks=2"
 
 
 def start(out: Path, num_ranks: int = 2, *more: str) -> Ranks:
     is_begun = (out / "config.yaml").exists()
-    words = ("run", "--resume", out, "--quiet") if is_begun else arguments("icarl", "class", out)
-    return Ranks(num_ranks, *words, *more, folder=out.parent)
+    words = ("run", "--resume", out, "--quiet") if is_begun else (*arguments("icarl", "class", out), *more)
+    return Ranks(num_ranks, *words, folder=out.parent)
 
 
-def kill_after_progress(out: Path, chooser: random.Random) -> bool:
-    """Go on with a run and kill all its ranks soon after a new checkpoint; False if it ended before."""
+def kill_after_progress(out: Path, chooser: random.Random, *more: str) -> bool:
+    """Begin or go on with a run and kill all its ranks soon after a new checkpoint; False if it ended before."""
     seen = newest(out)
-    ranks = start(out)
+    ranks = start(out, 2, *more)
     is_time = ranks.wait_until(lambda: newest(out) != seen)
     time.sleep(chooser.uniform(0, 0.05))
     was_alive = is_time and ranks.is_alive
@@ -37,30 +40,49 @@ def kill_after_progress(out: Path, chooser: random.Random) -> bool:
     return was_alive
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run on two ranks that nobody disturbed."""
-    out = tmp_path_factory.mktemp("whole") / "run"
-    codes, output = start(out).wait()
+def undisturbed(out: Path, *more: str) -> Path:
+    """Return a run on two ranks that nobody disturbed."""
+    codes, output = start(out, 2, *more).wait()
     assert codes == [0, 0], output
-    assert len(list(out.glob("*.jsonl"))) == 1
     return out
 
 
-@pytest.mark.parametrize("num_kills", [2, pytest.param(NUM_KILLS, marks=pytest.mark.slow)])
-def test_kills_of_two_ranks_leave_no_trace(num_kills: int, whole: Path, tmp_path: Path) -> None:
-    broken, chooser = tmp_path / "run", random.Random(num_kills)
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return undisturbed(tmp_path_factory.mktemp("whole") / "run", SHORT)
+
+
+def test_two_ranks_are_one_training(whole: Path) -> None:
+    tasks = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines() if '"task"' in line]
+    assert [record["task"] for record in tasks if record["event"] == "task"] == [0, 1]
+    assert json.loads((whole / "summary.json").read_text())["num_tasks"] == 2
+    assert sorted(path.name for path in whole.parent.iterdir() if path.is_dir()) == ["run"]
+
+
+def kill_again_and_again(num_kills: int, broken: Path, *more: str) -> None:
+    chooser = random.Random(num_kills)
     for kills in range(num_kills):
-        assert kill_after_progress(broken, chooser), f"the run ended after {kills} kills; make it longer"
+        assert kill_after_progress(broken, chooser, *more), f"the run ended after {kills} kills; make it longer"
     codes, output = start(broken).wait()
     assert codes == [0, 0], output
-    assert_same_run(whole, broken)
+
+
+def test_kills_of_two_ranks_leave_no_trace(whole: Path, tmp_path: Path) -> None:
+    kill_again_and_again(2, tmp_path / "run", SHORT)
+    assert_same_run(whole, tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_ten_kills_of_two_ranks_leave_no_trace(tmp_path: Path) -> None:
+    whole = undisturbed(tmp_path / "whole")
+    kill_again_and_again(NUM_KILLS, tmp_path / "run")
+    assert_same_run(whole, tmp_path / "run")
 
 
 @pytest.mark.parametrize("num_ranks", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_run_goes_on_with_another_number_of_ranks(num_ranks: int, whole: Path, tmp_path: Path) -> None:
     moved = tmp_path / "run"
-    ranks = start(moved)
+    ranks = start(moved, 2, SHORT)
     assert ranks.wait_until(lambda: len(newest(moved)) > 0)
     ranks.members[1].signal(signal.SIGTERM)  # one hears it, both stop, and all that was trained is saved
     codes, output = ranks.wait()
@@ -100,16 +122,13 @@ def test_a_rank_that_stalls_is_not_waited_for_longer_than_allowed(tmp_path: Path
     assert "has waited 10 seconds (runtime.timeout_seconds) for another rank" in output.splitlines()[-1]
 
 
-def test_one_process_goes_on_where_two_ranks_were_refused_by_an_old_checkpoint(whole: Path, tmp_path: Path) -> None:
+def test_checkpoints_of_ranks_with_batches_of_their_own_are_refused(whole: Path, tmp_path: Path) -> None:
     """Versions before this one gave each rank a batch of its own, and wrote down how many there were."""
     old = tmp_path / "run"
-    subprocess.run(["cp", "-r", str(whole), str(old)], check=True)
+    shutil.copytree(whole, old)
     (old / "summary.json").unlink()
-    (file,) = newest(old)
-    state = torch.load(file, weights_only=True)
+    state = torch.load(newest(old)[0], weights_only=True)
     state["identity"]["number of ranks"] = 2
-    from cflat.train.checkpoint import CheckpointStore
-
     state.pop("version")
     CheckpointStore(old / "checkpoints").save(state)
     code, output = Command("run", "--resume", old, "--quiet", folder=tmp_path).wait()
