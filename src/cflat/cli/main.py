@@ -19,6 +19,12 @@ from cflat.cli.output import is_main_process, let_main_speak, own_rank
 DEBUG = "--debug"
 _MODULES = {"list": "listing", "check-data": "check_data"}
 """Commands whose name is no name of a module."""
+STOPPED = 128
+"""Exit codes from here on are for stops by a signal."""
+PATIENCE_SECONDS = 20.0
+"""Of a rank that fails: the first one may be failing, too, and is to say so."""
+SHORT_PATIENCE_SECONDS = 3.0
+"""Of a rank that stops: the first one has saved and is about to say so."""
 
 app = typer.Typer(
     name="cflat",
@@ -114,7 +120,8 @@ def run_app(arguments: Sequence[str] | None = None) -> int:
         if isinstance(error, OtherRankFailed) and not is_main_process():
             told = ""
     if code and not is_main_process():
-        told = "" if let_main_speak() else told and f"rank {own_rank()}: {told}"
+        is_over = let_main_speak(SHORT_PATIENCE_SECONDS if code >= STOPPED else PATIENCE_SECONDS)
+        told = "" if is_over else told and f"rank {own_rank()}: {told}"
     if told:
         print(told, file=sys.stderr)
     return code

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from cflat.metrics import Spread
 
 STANDARD_ERROR = 2
-PATIENCE_SECONDS = 20.0
 POLL_SECONDS = 0.1
 PLAIN_WIDTH = 200
 """Columns for output into a file or pipe: tables are not folded there."""
@@ -51,8 +50,9 @@ def tell_stopping() -> None:
     """
     if not is_main_process():
         return
+    again = b"" if "TORCHELASTIC_RUN_ID" in os.environ else b"; press Ctrl-C again to end at once"
     with suppress(OSError):
-        os.write(STANDARD_ERROR, b"Stopping at the next step or batch; press Ctrl-C again to end at once.\n")
+        os.write(STANDARD_ERROR, b"Stopping at the next step or batch" + again + b".\n")
 
 
 def own_rank() -> int:
@@ -66,12 +66,12 @@ def is_main_process() -> bool:
     return own_rank() == 0
 
 
-def let_main_speak() -> bool:
+def let_main_speak(seconds: float) -> bool:
     """Wait for the first rank to say why all of them end, and for its launcher to end this one; False if it does not.
 
     A launcher that sees one rank fail ends the others, so the first one must not be overtaken.
     """
-    launcher, end = os.getppid(), time.monotonic() + PATIENCE_SECONDS
+    launcher, end = os.getppid(), time.monotonic() + seconds
     while time.monotonic() < end:
         time.sleep(POLL_SECONDS)
         if os.getppid() != launcher:
