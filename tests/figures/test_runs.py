@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from cflat.figures import FigureData
 from cflat.figures.runs import (
     RunGroup,
-    StrategyPoint,
     SweepPoint,
     Timeline,
     accuracy_curves,
@@ -141,7 +140,7 @@ def test_sensitivity_is_sorted_by_value_with_deviations() -> None:
 
 
 def test_strategies_stand_side_by_side_for_each_k() -> None:
-    points = [StrategyPoint(name, k, [0.5], [k]) for name in ("linear", "constant") for k in (10, 5)]
+    points = [SweepPoint(name, k, [0.5], [k]) for name in ("linear", "constant") for k in (10, 5)]
     accuracy, speed = scheduler_comparison(points).panels
     assert [mark.name for mark in accuracy.marks] == ["linear", "constant"]
     assert speed.marks[1].categories == ["k = 5", "k = 10"]

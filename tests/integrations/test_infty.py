@@ -101,5 +101,5 @@ def test_what_cannot_work_is_refused():
     with pytest.raises(cflat.ClosureError, match="delay=True"):
         adapter.step(delay=True)
     adapter.step()
-    with pytest.raises(cflat.ClosureError, match="anew for every batch"):
+    with pytest.raises(cflat.ClosureError, match="before every step"):
         adapter.step()

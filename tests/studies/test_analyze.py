@@ -104,7 +104,7 @@ def test_all_figures_are_made_once_and_read_back(tmp_path: Path):
     none = tmp_path / "runs" / "none-every2-landscapes"
     assert RunFolder(none).load_summary().config.optimizer.name == "none"
     (none / "recording.json").write_text("{")
-    with pytest.raises(DataError, match="to make it anew"):
+    with pytest.raises(DataError, match="to record it again"):
         analyze(config, tmp_path, every=2, tell=note, formats=[])
     rmtree(none)
     analyze(config, tmp_path, every=2, tell=note, formats=[])

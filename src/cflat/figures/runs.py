@@ -5,7 +5,7 @@ Accuracies come in as fractions and are shown in percent. Bands and whiskers are
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
@@ -63,18 +63,8 @@ class SweepPoint:
     """One value of a swept key, with one entry for each seed."""
 
     name: str
-    """What is swept, for example the optimizer."""
+    """Of the curve or the bars, for example the optimizer."""
     value: float
-    accuracy: Sequence[float]
-    images_per_second: Sequence[float]
-
-
-@dataclass(frozen=True)
-class StrategyPoint:
-    """One strategy at one k, with one entry for each seed."""
-
-    strategy: str
-    k: float
     accuracy: Sequence[float]
     images_per_second: Sequence[float]
 
@@ -225,38 +215,38 @@ def loss_curves(timelines: Sequence[Timeline], limit: int = MAX_POINTS) -> Figur
 
 def sensitivity(key: str, points: Sequence[SweepPoint]) -> FigureData:
     """Return accuracy and speed against a swept key, such as ``optimizer.k``, with their deviations."""
-    names = list(dict.fromkeys(point.name for point in points))
     scale: Literal["linear", "log"] = "log" if spans_decades([point.value for point in points]) else "linear"
-    panels = []
-    for title, label, factor in (("Accuracy", "average accuracy (%)", 100.0), ("Speed", "images per second", 1.0)):
-        marks: list[Curve | Bars | Heatmap] = []
-        for name in names:
-            own = sorted((point for point in points if point.name == name), key=lambda point: point.value)
-            seeds = [point.accuracy if factor > 1 else point.images_per_second for point in own]
-            marks.append(_with_band(name, [point.value for point in own], seeds, factor))
-        panels.append(Panel(f"{title} against {key}", key, label, marks, x_scale=scale))
+    panels = [
+        Panel(f"{title} against {key}", key, label, marks, x_scale=scale)
+        for title, label, marks in _accuracy_and_speed(points, _with_band)
+    ]
     return FigureData(f"sensitivity-{key}", f"Sensitivity to {key}", panels, SPREAD)
 
 
-def scheduler_comparison(points: Sequence[StrategyPoint]) -> FigureData:
+def scheduler_comparison(points: Sequence[SweepPoint]) -> FigureData:
     """Return accuracy and speed of several strategies side by side, for each k."""
-    strategies = list(dict.fromkeys(point.strategy for point in points))
-    panels = []
-    for title, label, factor in (("Accuracy", "average accuracy (%)", 100.0), ("Speed", "images per second", 1.0)):
-        marks: list[Curve | Bars | Heatmap] = []
-        for strategy in strategies:
-            own = sorted((point for point in points if point.strategy == strategy), key=lambda point: point.k)
-            seeds = [point.accuracy if factor > 1 else point.images_per_second for point in own]
-            marks.append(
-                Bars(
-                    strategy,
-                    [f"k = {point.k:g}" for point in own],
-                    [factor * _mean(values) for values in seeds],
-                    [factor * _deviation(values) for values in seeds],
-                )
-            )
-        panels.append(Panel(title, "", label, marks))
+
+    def bars(name: str, intervals: list[float], seeds: Sequence[Sequence[float]], factor: float) -> Bars:
+        means, deviations = ([factor * of(values) for values in seeds] for of in (_mean, _deviation))
+        return Bars(name, [f"k = {k:g}" for k in intervals], means, deviations)
+
+    panels = [Panel(title, "", label, marks) for title, label, marks in _accuracy_and_speed(points, bars)]
     return FigureData("schedulers", "Schedules of the interval", panels, SPREAD)
+
+
+def _accuracy_and_speed(
+    points: Sequence[SweepPoint], draw: Callable[[str, list[float], Sequence[Sequence[float]], float], Curve | Bars]
+) -> Iterator[tuple[str, str, list[Curve | Bars | Heatmap]]]:
+    """Yield title, label and marks of two panels: one mark for each name, over the values that it has."""
+    for title, label, factor, of in (
+        ("Accuracy", "average accuracy (%)", 100.0, "accuracy"),
+        ("Speed", "images per second", 1.0, "images_per_second"),
+    ):
+        marks: list[Curve | Bars | Heatmap] = []
+        for name in dict.fromkeys(point.name for point in points):
+            own = sorted((point for point in points if point.name == name), key=lambda point: point.value)
+            marks.append(draw(name, [point.value for point in own], [getattr(point, of) for point in own], factor))
+        yield title, label, marks
 
 
 def _accuracy_curve(group: RunGroup) -> Curve:

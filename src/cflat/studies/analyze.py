@@ -30,7 +30,7 @@ from cflat.figures.gradients import (
 )
 from cflat.figures.landscapes import connectivity_figure, plane_figure, slice_figure, spectrum_figure
 from cflat.figures.model import FigureData
-from cflat.figures.runs import StrategyPoint, SweepPoint, scheduler_comparison, sensitivity
+from cflat.figures.runs import SweepPoint, scheduler_comparison, sensitivity
 from cflat.figures.static import save
 from cflat.report.groups import title_of
 from cflat.runs.folder import RunFolder, RunSummary
@@ -281,10 +281,10 @@ def _sweeps(variants: Sequence[Variant], results: Mapping[str, _Result]) -> list
     exact = [variant for variant in variants if variant.config.optimizer.name == "c_flat"]
     for k in SCHEDULED:
         accuracies, speeds = _measured(exact, results, exact[0].config.optimizer.keywords())
-        strategies.append(StrategyPoint("C-Flat", float(k), accuracies, speeds))
+        strategies.append(SweepPoint("C-Flat", float(k), accuracies, speeds))
         for schedule, name in ((False, "Turbo, constant k"), (True, "Turbo, growing k")):
             accuracies, speeds = _measured(turbo, results, {**reference, "k": k, "schedule": schedule})
-            strategies.append(StrategyPoint(name, float(k), accuracies, speeds))
+            strategies.append(SweepPoint(name, float(k), accuracies, speeds))
     return [*figures, scheduler_comparison(strategies)]
 
 
