@@ -221,8 +221,8 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     ("arguments", "words"),
     [
         (["analyze", "nowhere"], "is not a run directory"),
-        (["analyze", "one", "two"], "Name one run directory"),
-        (["analyze", "one", "--method", "icarl"], "Name one run directory"),
+        (["analyze", "one", "two"], "Give one run directory"),
+        (["analyze", "one", "--method", "icarl"], "Give one run directory"),
         (["analyze", "--method", "icarl", "--data", "digits", "--seeds", "x"], "--seeds must be whole numbers"),
         (["analyze", "--method", "icarl", "--data", "digits", "--formats", "gif"], "Unknown format 'gif'"),
         (["analyze", "--method", "simplecil", "--data", "digits", "--preset", "smoke"], "takes no step"),
