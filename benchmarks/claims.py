@@ -7,9 +7,13 @@ Published numbers come from the recipes of `cflat reproduce`. All effects are pa
 
 A verdict is decided by rules that are fixed here, before the numbers:
 
-- A claim "A is better than B" holds if the interval lies above 0 on at least one stream and below 0 on none.
-- A claim "A is as good as B" holds if on every stream the interval excludes a loss of more than `MARGIN` points.
-- Anything else does not hold here. What has no finished run cannot be tested here.
+- "A is better than B" holds if the interval lies above 0 in at least one comparison and below 0 in none; it does not
+  hold if it lies below 0 in one.
+- "A is as good as B" holds if every interval excludes a loss of more than `MARGIN` points; it does not hold if one lies
+  below 0 (and does not exclude such a loss).
+- "A does not help" holds if every interval excludes a gain of more than `MARGIN` points; it does not hold if one lies
+  above 0 (and does not exclude such a gain).
+- Otherwise the runs are too few to tell, and the claim cannot be decided here.
 """
 
 from __future__ import annotations
@@ -34,7 +38,7 @@ from cflat.optim import get_optimizer_spec
 
 MARGIN = 1.0
 """Points that count as no loss."""
-HOLDS, FAILS, UNTESTED = "holds here", "does not hold here", "cannot be tested here"
+HOLDS, FAILS, UNTESTED = "holds here", "does not hold here", "cannot be decided here"
 SCRATCH, PRETRAINED = ("icarl", "memo"), ("ease", "ranpac")
 FRONT = "python benchmarks/front.py --out F --features FEATURES.npz --data-root DATA --weights WEIGHTS"
 
@@ -139,7 +143,7 @@ def better(effects: Sequence[Effect]) -> Finding:
         f"Of {len(effects)} comparisons {gains} are a significant gain, {losses} a significant loss, and "
         f"{len(effects) - gains - losses} are open."
     )
-    return Finding(HOLDS if gains and not losses else FAILS, reason, [e.row() for e in effects])
+    return Finding(decide(gains and not losses, losses), reason, [e.row() for e in effects])
 
 
 def as_good(effects: Sequence[Effect]) -> Finding:
@@ -147,21 +151,29 @@ def as_good(effects: Sequence[Effect]) -> Finding:
     if not effects:
         return nothing()
     kept = sum(e.low > -MARGIN for e in effects)
-    worse = sum(e.high < 0 for e in effects)
+    worse = sum(e.high < 0 and e.low <= -MARGIN for e in effects)
     reason = (
-        f"Of {len(effects)} comparisons {kept} exclude a loss of more than {MARGIN:g} point; {worse} are a "
-        "significant loss."
+        f"Of {len(effects)} comparisons {kept} exclude a loss of more than {MARGIN:g} point; of the others {worse} are "
+        "a significant loss."
     )
-    return Finding(HOLDS if kept == len(effects) else FAILS, reason, [e.row() for e in effects])
+    return Finding(decide(kept == len(effects), worse), reason, [e.row() for e in effects])
 
 
 def no_gain(effects: Sequence[Effect]) -> Finding:
     """Judge "does not help"."""
     if not effects:
         return nothing()
-    gains = sum(e.low > 0 for e in effects)
-    reason = f"Of {len(effects)} comparisons {gains} are a significant gain."
-    return Finding(FAILS if gains else HOLDS, reason, [e.row() for e in effects])
+    none = sum(e.high < MARGIN for e in effects)
+    gains = sum(e.low > 0 and e.high >= MARGIN for e in effects)
+    reason = (
+        f"Of {len(effects)} comparisons {none} exclude a gain of more than {MARGIN:g} point; of the others {gains} are "
+        "a significant gain."
+    )
+    return Finding(decide(none == len(effects), gains), reason, [e.row() for e in effects])
+
+
+def decide(holds: float, fails: float) -> str:
+    return FAILS if fails else HOLDS if holds else UNTESTED
 
 
 def unpaired(a: Sequence[float], b: Sequence[float]) -> tuple[float, float]:
@@ -584,8 +596,8 @@ def overview(findings: Mapping[str, Finding], streams: Iterable[str]) -> str:
     counts = {verdict: sum(f.verdict == verdict for f in findings.values()) for verdict in (HOLDS, FAILS, UNTESTED)}
     lines = ["# The paper's claims, one by one", ""]
     lines += [
-        f"Of {len(findings)} claims {counts[HOLDS]} hold here, {counts[FAILS]} do not, and {counts[UNTESTED]} could "
-        "not be tested. Small networks and few images on two CPU cores: a verdict is about these settings.",
+        f"Of {len(findings)} claims {counts[HOLDS]} hold here, {counts[FAILS]} do not, and {counts[UNTESTED]} cannot "
+        "be decided. Small networks and few images on two CPU cores: a verdict is about these settings.",
         "",
     ]
     lines += ["| claim | verdict | why |", "|---|---|---|"]
