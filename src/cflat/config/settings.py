@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from cflat._settings import Count, CountOrZero, Flag, Fraction, Pixels, settings_class
+from cflat.data.pixels import DEFAULT_CACHE_BYTES
 from cflat.data.stream import DomainLabels, Scenario
 
 
@@ -57,6 +58,10 @@ class DataSettings:
     """Seed of these choices."""
     short_side: Pixels | None = None
     """Shrink image files to this shorter side when they are decoded; saves memory and time."""
+    workers: Annotated[CountOrZero, Field(le=4096)] = 0
+    """Processes that decode image files ahead, for tasks that do not fit into memory; 0 decodes when they are read."""
+    cache_mib: CountOrZero = DEFAULT_CACHE_BYTES >> 20
+    """Memory for decoded image files in MiB; what does not fit is decoded again in every epoch."""
 
 
 @settings_class

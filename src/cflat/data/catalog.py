@@ -76,6 +76,7 @@ class Source:
     path: Path | None = None
     short_side: int | None = None
     cache: DecodedCache = field(default_factory=DecodedCache)
+    num_workers: int = 0
     report: Report = refuse
 
     def find(self) -> Path:
@@ -102,7 +103,7 @@ class Source:
         self, root: Path, paths: Sequence[str], labels: Sequence[int], domains: Sequence[int] | None = None
     ) -> ImageSet:
         """Return an image set over files below ``root``."""
-        store = FilePixels(root, paths, short_side=self.short_side, cache=self.cache)
+        store = FilePixels(root, paths, short_side=self.short_side, cache=self.cache, num_workers=self.num_workers)
         return ImageSet(store, labels, domains=domains)
 
 
@@ -142,6 +143,7 @@ def load_dataset(
     seed: int = 0,
     short_side: int | None = None,
     cache_bytes: int = DEFAULT_CACHE_BYTES,
+    num_workers: int = 0,
 ) -> Dataset:
     """Load a dataset by name.
 
@@ -156,12 +158,13 @@ def load_dataset(
         seed: Seed of these choices.
         short_side: Shrink image files to this shorter side when they are decoded; ``None`` keeps their size.
         cache_bytes: Memory for decoded image files, train and test together.
+        num_workers: Processes that decode image files ahead of their use; 0 decodes them when they are read.
 
     Raises:
         ConfigError: If the catalogue has no such name.
         DataError: If files are missing, broken or inconsistent; the message says which.
     """
-    dataset = read_dataset(name, root, refuse, short_side=short_side, cache_bytes=cache_bytes)
+    dataset = read_dataset(name, root, refuse, short_side=short_side, cache_bytes=cache_bytes, num_workers=num_workers)
     return dataset.hold_out(validation, seed).subsample(
         train_per_class, test_per_class, seed, validation_per_class=validation_per_class
     )
@@ -185,10 +188,17 @@ def read_dataset(
     *,
     short_side: int | None = None,
     cache_bytes: int = DEFAULT_CACHE_BYTES,
+    num_workers: int = 0,
 ) -> Dataset:
     """Load all of a dataset, with every problem that can be passed over given to ``report``."""
     spec, loader, path = _resolve(name)
-    source = replace(_source(name, root), short_side=short_side, cache=DecodedCache(cache_bytes), report=report)
+    source = replace(
+        _source(name, root),
+        short_side=short_side,
+        cache=DecodedCache(cache_bytes),
+        num_workers=num_workers,
+        report=report,
+    )
     loaded = loader(source)
     dataset = replace(loaded, name=name if path else spec.name, split=spec.split or loaded.split)
     # A class too few or too many would shift the labels of all that follow, and with them the class order.

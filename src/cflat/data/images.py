@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
-from cflat.data.pixels import Indices, Pixels, PixelStore
+from cflat.data.pixels import FilePixels, Indices, Pixels, PixelStore
 
 __all__ = ["ImageSet"]
 
@@ -66,9 +67,13 @@ class ImageSet:
         """Return the same images under other labels."""
         return ImageSet(self.store, labels, rows=self.rows, domains=self.domains)
 
-    def pixels(self, indices: npt.ArrayLike) -> Pixels:
-        """Return uint8 images (3, H, W): one stacked tensor when their sizes agree, else a list."""
-        return self.store.read(self.rows[np.asarray(indices, dtype=np.int64)])
+    def pixels(self, indices: npt.ArrayLike, decoded: Mapping[int, Tensor] | None = None) -> Pixels:
+        """Return uint8 images (3, H, W): one stacked tensor when their sizes agree, else a list.
+
+        ``decoded`` are images of a `FilePixels`, by row, that somebody has decoded already.
+        """
+        rows = self.rows[np.asarray(indices, dtype=np.int64)]
+        return self.store.read(rows, decoded) if isinstance(self.store, FilePixels) else self.store.read(rows)
 
     @staticmethod
     def concat(sets: Sequence[ImageSet]) -> ImageSet:

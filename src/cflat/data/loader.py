@@ -1,25 +1,27 @@
 """`BatchLoader`: batches as a pure function of (seed, task, epoch, step).
 
 Nothing is carried from step to step, so a resumed run starts at any step without saved state, and several
-ranks agree on the order without talking. No worker processes: batches are transformed whole, and
-``prefetch`` prepares the next ones on a thread while the model computes.
+ranks agree on the order without talking. Batches are transformed whole, and ``prefetch`` prepares the next ones on a
+thread while the model computes; image files may be decoded by worker processes (`cflat.data.workers`).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from cflat._ranges import check
 from cflat.data.batch import Batch
 from cflat.data.images import ImageSet
-from cflat.data.pixels import Indices
+from cflat.data.pixels import FilePixels, Indices
 from cflat.data.transforms import Transform
+from cflat.data.workers import decoded_ahead
 
 __all__ = ["BatchLoader"]
 
@@ -116,6 +118,9 @@ class BatchLoader:
         check("start_step", start_step, at_least=0, at_most=len(self), integer=True)
         order = self._order(index)
         steps = range(start_step, len(self), every)
+        store = self.images.store
+        if isinstance(store, FilePixels) and store.num_workers:
+            return self._decoded_ahead(store, order, index, steps)
         if self.prefetch == 0:
             return (self._batch(order, index, step) for step in steps)
         return self._prefetched(order, index, steps)
@@ -126,18 +131,25 @@ class BatchLoader:
             return np.arange(count)
         return np.random.default_rng((_ORDER, self.seed, self.task, epoch)).permutation(count)
 
-    def _batch(self, order: Indices, epoch: int, step: int) -> Batch:
+    def _chosen(self, order: Indices, step: int) -> Indices:
+        """Return the images of a step, over all ranks."""
         is_joined = self.has_joined and step == len(self) - 1
-        chosen = order[step * self.batch_size : None if is_joined else (step + 1) * self.batch_size]
+        return order[step * self.batch_size : None if is_joined else (step + 1) * self.batch_size]
+
+    def _own(self, chosen: Indices) -> slice:
+        """Return which of them are this rank's; one that is left without any fills in with the first."""
+        return slice(1) if self.rank >= len(chosen) else slice(self.rank, None, self.world_size)
+
+    def _batch(self, order: Indices, epoch: int, step: int, decoded: Mapping[int, Tensor] | None = None) -> Batch:
+        chosen = self._chosen(order, step)
         generator = torch.Generator()
         key = np.random.SeedSequence((_AUGMENT, self.seed, self.task, epoch, step))
         generator.manual_seed(int(key.generate_state(1, np.uint64)[0]))
-        is_filler = self.rank >= len(chosen)
-        own = slice(1) if is_filler else slice(self.rank, None, self.world_size)
+        own = self._own(chosen)
         # Draws are made for the whole step: an image is augmented alike for any number of ranks.
         draws = self.transform.draw(len(chosen), generator)[own]
         mine = chosen[own]
-        pixels = self.images.pixels(mine)
+        pixels = self.images.pixels(mine, decoded)
         on_device = (
             pixels.to(self.device) if isinstance(pixels, torch.Tensor) else [image.to(self.device) for image in pixels]
         )
@@ -146,8 +158,14 @@ class BatchLoader:
             torch.from_numpy(self.images.labels[mine]).to(self.device),
             torch.from_numpy(self.images.rows[mine]).to(self.device),
             total=len(chosen),
-            is_filler=is_filler,
+            is_filler=self.rank >= len(chosen),
         )
+
+    def _decoded_ahead(self, store: FilePixels, order: Indices, epoch: int, steps: range) -> Iterator[Batch]:
+        shares = [self._chosen(order, step) for step in steps]
+        rows = [self.images.rows[chosen[self._own(chosen)]] for chosen in shares]
+        for step, decoded in zip(steps, decoded_ahead(store, rows, store.num_workers), strict=True):
+            yield self._batch(order, epoch, step, decoded)
 
     def _prefetched(self, order: Indices, epoch: int, steps: range) -> Iterator[Batch]:
         # One thread: steps arrive in order, and decoding and transforms leave the interpreter lock to the

@@ -142,7 +142,10 @@ class ExemplarMemory:
         positions = {label: np.flatnonzero(train.labels == label) for label in np.unique(train.labels).tolist()}
         keys = [*self._exemplars, *((label, self.num_updates) for label in positions)]
         share = self._shares(label for label, _ in keys)
-        kept = {key: images.select(range(min(share[key[0]], len(images)))) for key, images in self._exemplars.items()}
+        kept = {
+            key: images if len(images) <= share[key[0]] else images.select(np.arange(share[key[0]]))
+            for key, images in self._exemplars.items()
+        }
         for label, where in positions.items():
             order = self._order(label, where, features, min(share[label], len(where)))
             kept[label, self.num_updates] = train.select(where[order])
@@ -151,9 +154,12 @@ class ExemplarMemory:
 
     def state(self) -> MemoryState:
         """Return row numbers for a checkpoint; pixels stay in the dataset."""
-        stored = [(row, *key) for key, images in self._exemplars.items() for row in images.rows.tolist()]
+        columns = [
+            np.stack([images.rows, *(np.full(len(images), part) for part in key)], axis=1)
+            for key, images in self._exemplars.items()
+        ]
         return {
-            "exemplars": torch.tensor(stored, dtype=torch.int64).reshape(-1, 3),
+            "exemplars": torch.from_numpy(np.concatenate([np.empty((0, 3), dtype=np.int64), *columns])),
             "num_updates": self.num_updates,
         }
 

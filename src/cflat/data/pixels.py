@@ -11,7 +11,7 @@ import os
 import stat
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol, TypeAlias
@@ -143,11 +143,18 @@ class DecodedCache:
         if kept is not None:
             return kept
         image = decode_image(path, short_side)
+        self.keep(path, image)
+        return image
+
+    def keep(self, path: Path, image: Tensor, *, is_part: bool = False) -> None:
+        """Keep a decoded image while the budget lasts; of a part of something larger, keep a copy."""
         with self._lock:
             if path not in self._images and self.used_bytes + image.nbytes <= self.budget_bytes:
-                self._images[path] = image
+                self._images[path] = image.clone() if is_part else image
                 self.used_bytes += image.nbytes
-        return image
+
+    def __contains__(self, path: Path) -> bool:
+        return path in self._images
 
 
 class FilePixels:
@@ -159,6 +166,7 @@ class FilePixels:
         short_side: Shrink images whose shorter side is longer than this; ``None`` keeps the file's
             resolution.
         cache: Where decoded images are kept; the splits of a dataset share one.
+        num_workers: Processes in which a `BatchLoader` has images decoded ahead; 0 decodes when they are read.
     """
 
     def __init__(
@@ -168,20 +176,37 @@ class FilePixels:
         *,
         short_side: int | None = None,
         cache: DecodedCache | None = None,
+        num_workers: int = 0,
     ) -> None:
         if short_side is not None:
             check("short_side", short_side, above=0, integer=True)
+        check("num_workers", num_workers, at_least=0, integer=True)
         self.root = root
         self.paths = tuple(paths)
         self.short_side = short_side
         self.cache = DecodedCache() if cache is None else cache
+        self.num_workers = num_workers
 
     def __len__(self) -> int:
         return len(self.paths)
 
-    def read(self, rows: Indices) -> Pixels:
-        """Return the images of these rows, stacked when their sizes agree."""
-        images = [self.cache.get(self.root / self.paths[row], self.short_side) for row in rows]
+    def missing(self, rows: Indices) -> Indices:
+        """Return those of the rows that are not kept in memory."""
+        return np.array([row for row in rows if self.root / self.paths[row] not in self.cache], dtype=np.int64)
+
+    def keep(self, rows: Indices, images: Sequence[Tensor]) -> dict[int, Tensor]:
+        """Keep what workers have decoded while the budget lasts; return all of it by row."""
+        for row, image in zip(rows, images, strict=True):
+            self.cache.keep(self.root / self.paths[row], image, is_part=True)
+        return dict(zip(rows.tolist(), images, strict=True))
+
+    def read(self, rows: Indices, decoded: Mapping[int, Tensor] | None = None) -> Pixels:
+        """Return the images of these rows, stacked when their sizes agree; ``decoded`` are images that are here."""
+        known = decoded or {}
+        images = [
+            known[row] if row in known else self.cache.get(self.root / self.paths[row], self.short_side)
+            for row in rows.tolist()
+        ]
         same_size = len({image.shape for image in images}) == 1
         return torch.stack(images) if same_size else images
 

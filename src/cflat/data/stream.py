@@ -222,16 +222,11 @@ def _class_stream(dataset: Dataset, scenario: Scenario, groups: list[Indices]) -
         validation = validation.with_labels(np.argsort(order)[validation.labels])
     stops = np.cumsum([len(group) for group in groups]).tolist()
     ranges = [range(stop - len(group), stop) for stop, group in zip(stops, groups, strict=True)]
+    splits = [_of_each(images, ranges) for images in (train, test)]
+    held_out = [None] * len(ranges) if validation is None else _of_each(validation, ranges)
     tasks = [
-        Task(
-            i,
-            f"classes {r.start}-{r.stop - 1}",
-            r,
-            train.of_classes(r),
-            test.of_classes(r),
-            None if validation is None else validation.of_classes(r),
-        )
-        for i, r in enumerate(ranges)
+        Task(i, f"classes {r.start}-{r.stop - 1}", r, *parts)
+        for i, (r, *parts) in enumerate(zip(ranges, *splits, held_out, strict=True))
     ]
     for task in tasks:
         if len(task.test) == 0:
@@ -241,6 +236,13 @@ def _class_stream(dataset: Dataset, scenario: Scenario, groups: list[Indices]) -
             )
     names = tuple(dataset.class_names[label] for label in order)
     return Stream(scenario, tuple(tasks), dataset.num_classes, names)
+
+
+def _of_each(images: ImageSet, ranges: Sequence[range]) -> list[ImageSet]:
+    """Return the images of each range of labels, in their order: one sort, however many tasks there are."""
+    order = np.argsort(images.labels, kind="stable")
+    bounds = np.searchsorted(images.labels[order], [bound for r in ranges for bound in (r.start, r.stop)])
+    return [images.select(np.sort(order[start:stop])) for start, stop in bounds.reshape(-1, 2)]
 
 
 def _domain_stream(

@@ -175,7 +175,8 @@ class AccuracyMatrix:
         """
         try:
             total = np.array(values["total"])
-            correct = np.array(values["correct"] or np.zeros((0, total.size), dtype=np.int64))
+            correct = np.array(values["correct"])
+            correct = correct if correct.size else np.zeros((0, total.size), dtype=np.int64)
             if total.dtype.kind != "i" or correct.dtype.kind != "i":
                 raise ValueError("correct and total must hold whole numbers.")
             return cls(correct, total)

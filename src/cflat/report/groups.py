@@ -22,6 +22,8 @@ _APART = (
     "preset",
     "data.root",
     "backbone.checkpointing",
+    "data.workers",
+    "data.cache_mib",
     "runtime.threads",
     "runtime.prefetch",
     "train.checkpoint_minutes",

@@ -12,13 +12,15 @@ from cflat.config.run_config import RunConfig, parse_config
 
 PLACES = ("data.root", "backbone.weights", "backbone.checkpointing")
 """Images are compared by content, weights come from the checkpoint, and gradients are the same by either way."""
+LOADING = ("data.workers", "data.cache_mib")
+"""How images come into memory, which changes no bit of them."""
 PRECISION = "runtime.precision"
 """The only key of ``runtime`` that is part of what is computed; the number of ranks is compared itself."""
 
 
 def may_change(key: str) -> bool:
     """Whether a resumed run may have another value of this dotted key."""
-    return key in PLACES or (key.startswith("runtime.") and key != PRECISION)
+    return key in (*PLACES, *LOADING) or (key.startswith("runtime.") and key != PRECISION)
 
 
 def identity(config: RunConfig) -> dict[str, Any]:
@@ -56,7 +58,7 @@ def change_config(config: RunConfig, layer: Mapping[str, Any]) -> RunConfig:
         if before.get(key) != after.get(key):
             raise ConfigError(
                 f"{key} cannot be changed from {before.get(key)!r:.80} to {after.get(key)!r:.80} on resume: that would "
-                f"be another run. What can: {', '.join(PLACES)}, and runtime.* but {PRECISION}."
+                f"be another run. What can: {', '.join((*PLACES, *LOADING))}, and runtime.* but {PRECISION}."
             )
     return changed
 

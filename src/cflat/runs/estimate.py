@@ -5,7 +5,7 @@ Over all tasks t, with rates r that are measured at some tasks and interpolated 
     seconds = start + sum_t  r.border + train_images * r.passes
                            + sum over phases  steps * r.step + evaluated_images * r.evaluation + images * r.decoding
                            + new_images * r.first_look + seen_images * r.next_look
-                           + checkpoints * r.saving
+                           + checkpoints * r.saving      (large ones: at most a tenth of the rest)
 
 Counts are exact but for the evaluations of optimizers that decide by what they see. Beyond the last measured task the
 rates go on as they grew between the last two; the state is counted to the end.
@@ -26,6 +26,7 @@ from cflat.runs.run import assemble, check_devices, evaluated_splits
 from cflat.train import OptimizerChoice, Runtime
 from cflat.train.calibrate import Calibration, PhaseWork, Rates, Times, Work, clock, expected_evaluations
 from cflat.train.checkpoint import KEPT
+from cflat.train.loop import CHEAP_BYTES, SAVING_SHARE
 from cflat.train.meters import peak_memory_bytes
 
 BUDGET_SECONDS = 30.0
@@ -97,6 +98,33 @@ def estimate(config: RunConfig, budget: float = BUDGET_SECONDS) -> Estimate:
         ConfigError: If the configuration does not fit the machine or the data.
         DataError: If data or weights are missing or broken.
     """
+    found = survey(config, budget)
+    return predict(
+        found.works,
+        found.rates,
+        found.evaluations,
+        found.start,
+        found.peak_memory,
+        config.runtime.num_ranks,
+        found.num_scores,
+    )
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What is known of a run that has not begun: counts of all tasks, rates of some."""
+
+    works: tuple[Work, ...]
+    rates: tuple[Rates, ...]
+    evaluations: tuple[float, ...]
+    """Per step, of every task."""
+    start: Times
+    peak_memory: int
+    num_scores: int
+
+
+def survey(config: RunConfig, budget: float = BUDGET_SECONDS, tasks: Sequence[int] | None = None) -> Survey:
+    """Go through the stream of a configuration, measure some tasks (by default `measured_tasks`) and count all."""
     one = replace(config.runtime, devices=1, num_nodes=1, strategy="auto")
     check_devices(one)
     runtime = Runtime(one)
@@ -105,6 +133,7 @@ def estimate(config: RunConfig, budget: float = BUDGET_SECONDS) -> Estimate:
     parts.stream.fingerprint()
     start = clock() - started
     choice = OptimizerChoice(config.optimizer.name, config.optimizer.keywords())
+    wanted = measured_tasks(parts.stream.num_tasks) if tasks is None else tasks
     works: list[Work] = []
     rates: list[Rates] = []
     with TemporaryDirectory(prefix="cflat-plan-") as folder:
@@ -123,7 +152,6 @@ def estimate(config: RunConfig, budget: float = BUDGET_SECONDS) -> Estimate:
             lambda: False,
             {},
         )
-        wanted = measured_tasks(parts.stream.num_tasks)
         for task in parts.stream.tasks:
             is_over = len(rates) > 2 and clock()[0] - started[0] > budget
             if task.index in wanted and not is_over:
@@ -135,11 +163,11 @@ def estimate(config: RunConfig, budget: float = BUDGET_SECONDS) -> Estimate:
                     calibration.make_abstract()
                 work = calibration.pass_over(task)
             works.append(work)
-    num_tasks = len(works)
-    evaluations = [
-        expected_evaluations(choice, sum(phase.steps for phase in work.phases), work.task, num_tasks) for work in works
-    ]
-    return predict(works, rates, evaluations, start, peak, config.runtime.num_ranks, len(parts.method.scores))
+    known = [rate.task for rate in rates]
+    steps = [sum(phase.steps for phase in works[task].phases) for task in known]
+    per_step = [expected_evaluations(choice, count, task, len(works)) for task, count in zip(known, steps, strict=True)]
+    evaluations = np.interp(np.arange(len(works)), known, per_step).tolist()
+    return Survey(tuple(works), tuple(rates), tuple(evaluations), start, peak, len(parts.method.scores))
 
 
 def measured_tasks(num_tasks: int) -> tuple[int, ...]:
@@ -183,6 +211,8 @@ def predict(
         borders = at(lambda rate: rate.border) + work.train_images * at(lambda rate: rate.passes) / ranks
         num_saved = 1 + sum(phase.steps > 0 for phase in work.phases)
         checkpoints = num_saved * at(lambda rate: rate.saving)
+        if work.state_bytes >= CHEAP_BYTES:
+            checkpoints = np.minimum(checkpoints, SAVING_SHARE * (training + testing + borders))
         for name, part in zip(spent, (training, testing, borders, checkpoints), strict=True):
             spent[name] += part
         steps = sum(phase.steps for phase in work.phases)
@@ -194,7 +224,8 @@ def predict(
         seconds, cpu_seconds = (training + testing + borders + checkpoints).tolist()
         tasks.append(TaskEstimate(work.task, steps, steps * per_step, flops, seconds, cpu_seconds, work.state_bytes))
         overhead = rates[-1].checkpoint_bytes - works[rates[-1].task].state_bytes
-        written += num_saved * (work.state_bytes + overhead)
+        share = float(checkpoints[0]) / max(num_saved * float(at(lambda rate: rate.saving)[0]), 1e-9)
+        written += share * num_saved * (work.state_bytes + overhead)
         test_flops += (work.new_images + work.seen_images) * float(at(lambda rate: rate.look_flops))
     last, measured = works[-1], works[rates[-1].task]
     checkpoint = rates[-1].checkpoint_bytes + last.state_bytes - measured.state_bytes

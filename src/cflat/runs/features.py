@@ -102,6 +102,8 @@ def make_features(
         test_per_class=data.test_per_class,
         seed=data.subsample_seed,
         short_side=data.short_side,
+        cache_bytes=data.cache_mib << 20,
+        num_workers=data.workers,
     )
     try:
         backbone = make_backbone(config.backbone)

@@ -193,6 +193,8 @@ def make_stream(config: RunConfig) -> Stream:
             validation_per_class=data.validation_per_class,
             seed=data.subsample_seed,
             short_side=data.short_side,
+            cache_bytes=data.cache_mib << 20,
+            num_workers=data.workers,
         )
         built = build_stream(
             dataset,

@@ -38,6 +38,11 @@ __all__ = ["Inputs", "OptimizerChoice", "RunResult", "StateNotSaved", "TrainingI
 
 logger = logging.getLogger(__name__)
 
+CHEAP_BYTES = 64 << 20
+"""A smaller checkpoint is written at every border of a phase or a task."""
+SAVING_SHARE = 0.1
+"""Larger ones take no more than this share of the time."""
+
 
 class TrainingInterrupted(CFlatError):
     """The run was asked to stop; what it has a folder for is saved there."""
@@ -149,6 +154,7 @@ def run_stream(
         for phase in run.remaining_phases(task):
             run.train_phase(task, phase)
         run.finish_task(task)
+    run.save_rest()
     return run.result()
 
 
@@ -178,6 +184,8 @@ class _Run:
         self.extract = Extractor(self.method, self.inputs.eval, self.eval_batch_size, self.runtime, self._heed_stop)
         self.store = CheckpointStore(self.folder / "checkpoints") if self.folder is not None else None
         self.saved_at = time.monotonic()
+        self.saving_seconds = 0.0
+        self.is_postponed = False
         self.has_unsaved_steps = False
         self.save_problem: str | None = None
         self.restored: dict[str, Any] = {}
@@ -197,6 +205,8 @@ class _Run:
 
     def start_task(self, task: Task) -> None:
         """Grow the method and let it prepare, unless a checkpoint has put it into the middle of this task."""
+        if self.is_postponed and self.should_stop():
+            self._save()
         self._heed_stop()
         self.observer.on_task_start(task)
         if self.is_grown:
@@ -214,7 +224,7 @@ class _Run:
             yield phases[self.position.phase]
             self.position = _Position(task.index, self.position.phase + 1)
             if self.has_unsaved_steps:  # a stop in what follows, be it merging or testing, finds everything saved
-                self._save()
+                self._save_at_border()
 
     def train_phase(self, task: Task, phase: Phase) -> None:
         """Train the method's parameters for the epochs of one phase."""
@@ -307,7 +317,7 @@ class _Run:
         self.position, self.is_grown = _Position(task.index + 1), False
         seconds = time.perf_counter() - started
         self.observer.on_task_end(task_record(task, self.accuracy, self.meter.summary(), seconds))
-        self._save()
+        self._save_at_border()
 
     # -- parts of a phase ---------------------------------------------------------------------------------------
 
@@ -421,7 +431,7 @@ class _Run:
         self.method.to(self.runtime.device)
         saved: dict[Split, Any] = {"test": state["accuracy"], "validation": state.get("validation")}
         self.accuracy = {
-            split: {name: AccuracyMatrix.from_dict(values) for name, values in saved[split].items()}
+            split: {name: AccuracyMatrix.from_dict(_arrays(values)) for name, values in saved[split].items()}
             for split in self.splits
         }
         self.meter.load(state["meter"])
@@ -472,12 +482,34 @@ class _Run:
         if stops:
             self._stop()
 
+    def save_rest(self) -> None:
+        """Write the checkpoint that the last border has put off."""
+        if self.is_postponed:
+            self._save()
+
+    def _save_at_border(self) -> None:
+        """Write a checkpoint, or put it off if short tasks would be spent on writing large ones.
+
+        A stop then waits until the task is done, which is saved before anything else begins.
+        """
+        newest = self.store.newest if self.store is not None else None
+        is_large = newest is not None and newest.is_file() and newest.stat().st_size >= CHEAP_BYTES
+        elapsed = time.monotonic() - self.saved_at
+        self.is_postponed = is_large and self.runtime.world_size == 1 and SAVING_SHARE * elapsed < self.saving_seconds
+        if not self.is_postponed:
+            self._save()
+
     def _save(self, phase: dict[str, Any] | None = None) -> None:
         """Write a checkpoint, with the state of the phase within one; should that fail, training goes on."""
-        self.saved_at = time.monotonic()
+        started = time.monotonic()
+        self._write_checkpoint(phase or {})
+        self.saved_at, self.is_postponed = time.monotonic(), False
+        self.saving_seconds = self.saved_at - started
+
+    def _write_checkpoint(self, phase: dict[str, Any]) -> None:
         if self.store is None:
             return
-        weights, phase = self.method.state_dict(), phase or {}
+        weights = self.method.state_dict()
         if self.runtime.is_sharded:
             weights, phase = whole((weights, phase), keeps=self.runtime.is_main) or ({}, {})
         if not self.runtime.is_main:
@@ -506,14 +538,19 @@ class _Run:
         self.observer.on_checkpoint(str(path))
 
     def _counts(self, split: Split) -> dict[str, Any]:
-        return {name: matrix.to_dict() for name, matrix in self.accuracy.get(split, {}).items()}
+        matrices = self.accuracy.get(split, {})
+        # Tensors: as lists, the counts of a thousand tasks would take longer to save than the weights.
+        return {
+            name: {"correct": torch.tensor(matrix.correct), "total": torch.tensor(matrix.total)}
+            for name, matrix in matrices.items()
+        }
 
     # -- stopping -----------------------------------------------------------------------------------------------
 
     def _heed_stop(self) -> None:
         """Stop between the batches of a pass, if asked to: it is repeated on resume, what came before it is saved."""
         (stops,) = self.runtime.agree(self.should_stop())
-        if stops:
+        if stops and not self.is_postponed:
             self._stop()
 
     def _stop(self) -> NoReturn:
@@ -541,3 +578,8 @@ def _without_ranks(identity: Mapping[str, Any]) -> dict[str, Any]:
             "step; now they share them. Start it anew."
         )
     return {key: value for key, value in identity.items() if key != "number of ranks"}
+
+
+def _arrays(counts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return counts of a checkpoint without tensors; earlier versions saved lists."""
+    return {name: value.numpy() if isinstance(value, Tensor) else value for name, value in counts.items()}

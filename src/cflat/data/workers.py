@@ -1,0 +1,100 @@
+"""Decode image files in worker processes, ahead of their use, for tasks that do not fit into memory.
+
+Workers only decode, and only what is not kept in memory: order, augmentation and the cache stay with the process that
+trains, so that batches are the same bits for any number of workers. Memory is bounded by the cache and by the few
+batches that are under way.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from cflat._errors import DataError
+from cflat.data.pixels import FilePixels, Indices, decode_image
+
+AHEAD = 2
+"""Batches under way for each worker."""
+
+
+def decoded_ahead(store: FilePixels, steps: Sequence[Indices], num_workers: int) -> Iterator[Mapping[int, Tensor]]:
+    """Yield for each step the images of its rows that are not kept in memory, and keep them while there is room.
+
+    Args:
+        store: The files.
+        steps: The rows of each step, in the order of use.
+        num_workers: Processes; they end with the iterator.
+
+    Raises:
+        DataError: If a file cannot be decoded.
+    """
+    if len(store.cache) and not any(len(store.missing(rows)) for rows in steps):
+        yield from ({} for _ in steps)
+        return
+    asked = _Asked(store, steps)
+    loader = DataLoader(
+        _Files(store),
+        batch_size=None,
+        sampler=asked,
+        num_workers=num_workers,
+        prefetch_factor=AHEAD,
+        worker_init_fn=_leave_signals_to_the_trainer,
+    )
+    for packed in loader:
+        yield store.keep(asked.under_way.popleft(), _unpacked(packed))
+
+
+class _Asked:
+    """The rows that workers are asked for, step by step: those that are not in memory when their turn comes."""
+
+    def __init__(self, store: FilePixels, steps: Sequence[Indices]) -> None:
+        self.store, self.steps = store, steps
+        self.under_way: deque[Indices] = deque()
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def __iter__(self) -> Iterator[Indices]:
+        for rows in self.steps:
+            missing = self.store.missing(rows)
+            self.under_way.append(missing)
+            yield missing
+
+
+class _Files(Dataset[tuple[Tensor, Tensor] | str]):
+    """What a worker does: decode the files of these rows, into one tensor with their shapes, or say what is wrong.
+
+    One tensor, since each that travels takes a file descriptor of the process that trains.
+    """
+
+    def __init__(self, store: FilePixels) -> None:
+        self.root, self.paths, self.short_side = store.root, store.paths, store.short_side
+
+    def __getitem__(self, rows: Indices) -> tuple[Tensor, Tensor] | str:
+        try:
+            images = [decode_image(self.root / self.paths[row], self.short_side) for row in rows]
+        except DataError as error:
+            return str(error)
+        shapes = torch.tensor([image.shape[1:] for image in images], dtype=torch.int64).reshape(-1, 2)
+        nothing = torch.empty(0, dtype=torch.uint8)
+        return torch.cat([nothing, *(image.permute(1, 2, 0).flatten() for image in images)]), shapes
+
+
+def _unpacked(packed: tuple[Tensor, Tensor] | str) -> list[Tensor]:
+    if isinstance(packed, str):
+        raise DataError(packed)
+    pixels, shapes = packed
+    parts = pixels.split((3 * shapes.prod(dim=1)).tolist())
+    # In memory as `decode_image` leaves them, channels last: what follows may depend on it in the last bit.
+    return [part.view(*shape, 3).permute(2, 0, 1) for part, shape in zip(parts, shapes.tolist(), strict=True)]
+
+
+def _leave_signals_to_the_trainer(worker: int) -> None:
+    """A Ctrl-C reaches all processes; the trainer finishes its step, saves, and ends its workers."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
