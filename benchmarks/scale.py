@@ -205,10 +205,12 @@ def tables(rows: dict[str, dict[str, Any]]) -> str:
         "|---|---|---|---|---|",
     ]
     lines += [f"| {name} | {' | '.join(FORMULAS[name])} |" for name in FORMULAS]
-    first = next(iter(rows.values()))
+    if not rows:
+        return "\n".join(lines)
+    num_tasks = max(row["tasks"] for row in rows.values())
     lines += [
         "",
-        f"Measured on streams of {first['tasks']} tasks; the model has seen tasks {', '.join(map(str, SEEN))}, "
+        f"Measured on streams of {num_tasks} tasks; the model has seen tasks {', '.join(map(str, SEEN))}, "
         f"the errors are those of its predictions for what comes after them.",
         "",
         "| method | state: KiB + KiB t + KiB t^2 | error | kFLOP per answer + per task | error "
