@@ -12,11 +12,9 @@ from processes import in_ranks
 from train.rank_run import METHODS, OPTIMIZERS, Case, alone, carry_out
 
 TRAINED = [Case(method, optimizer) for method in METHODS if method != "simplecil" for optimizer in OPTIMIZERS]
-QUICK = [
-    *(Case(method) for method in METHODS),
-    *(Case(method, "c_flat") for method in ("icarl", "l2p")),
-    *(Case(method, "c_flat_turbo") for method in ("memo", "ease")),
-]
+WITH = {"icarl": "c_flat", "ease": "c_flat", "memo": "c_flat_turbo", "replay": "c_flat_turbo"}
+QUICK = [Case(method, WITH.get(method, "none")) for method in METHODS]
+"""All others are among the slow tests."""
 LAST_OF_ONE = Case("memo", batch_size=16)
 """33 images: BatchNorm's last step would have one."""
 TINY = Case("icarl", "c_flat", batch_size=3)
@@ -24,7 +22,7 @@ TINY = Case("icarl", "c_flat", batch_size=3)
 MICRO = Case("icarl", "c_flat", batch_size=4, accumulate=3)
 APART = Case("icarl", batch_size=16, syncs=False)
 POISONED = Case("icarl", "c_flat", poison="first")
-ODD = [LAST_OF_ONE, TINY, MICRO, APART, POISONED]
+ODD = {2: [LAST_OF_ONE, TINY, MICRO, APART, POISONED], 4: [LAST_OF_ONE, TINY, POISONED]}
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}
 
 
@@ -41,8 +39,8 @@ def results_of(folder: Path, cases: list[Case], num_ranks: int, stops: bool = Fa
 def by_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[Any, Any]]]:
     folder = tmp_path_factory.mktemp("ranks")
     return {
-        2: results_of(folder, [*QUICK, *ODD], 2, stops=True),
-        4: results_of(folder, [Case("icarl", "c_flat"), Case("l2p"), *ODD], 4),
+        2: results_of(folder, [*QUICK, *ODD[2]], 2, stops=True),
+        4: results_of(folder, ODD[4], 4),
     }
 
 
@@ -80,32 +78,24 @@ def test_two_ranks_equal_one_with_the_whole_batch(case: Case, by_ranks: dict[int
     assert_as_alone(ranks[0], alone(case))
 
 
-@pytest.mark.parametrize("case", [Case("icarl", "c_flat"), Case("l2p")], ids=lambda case: case.method)
-def test_four_ranks_equal_one_with_the_whole_batch(case: Case, by_ranks: dict[int, list[dict[Any, Any]]]) -> None:
-    ranks = [results[case] for results in by_ranks[4]]
-    assert_one_model(ranks)
-    assert_as_alone(ranks[0], alone(case))
-
-
 @pytest.mark.parametrize("num_ranks", [2, 4])
-@pytest.mark.parametrize("case", [LAST_OF_ONE, TINY, MICRO], ids=["last of one", "fewer than ranks", "micro-batches"])
+@pytest.mark.parametrize("case", [LAST_OF_ONE, TINY], ids=["last of one", "fewer than ranks"])
 def test_uneven_and_empty_shards_weigh_as_their_images(
     case: Case, num_ranks: int, by_ranks: dict[int, list[dict[Any, Any]]]
 ) -> None:
     ranks = [results[case] for results in by_ranks[num_ranks]]
     assert_one_model(ranks)
-    if case.accumulate == 1:  # micro-batches hold other images for other ranks, and BatchNorm looks at each by itself
-        assert_as_alone(ranks[0], alone(case))
+    assert_as_alone(ranks[0], alone(case))
 
 
-@pytest.mark.parametrize("num_ranks", [2, 4])
-def test_without_synchronised_statistics_ranks_are_still_one_model(
-    num_ranks: int, by_ranks: dict[int, list[dict[Any, Any]]]
+@pytest.mark.parametrize("case", [MICRO, APART], ids=["micro-batches", "apart"])
+def test_where_batchnorm_sees_other_images_ranks_are_still_one_model(
+    case: Case, by_ranks: dict[int, list[dict[Any, Any]]]
 ) -> None:
-    ranks = [results[APART] for results in by_ranks[num_ranks]]
+    ranks = [results[case] for results in by_ranks[2]]
     assert_one_model(ranks)
     weights = "network.backbone.model.layer1.0.weight"
-    assert not torch.allclose(ranks[0]["state"][weights], alone(APART)["state"][weights])  # or it was synchronised
+    assert not torch.allclose(ranks[0]["state"][weights], alone(case)["state"][weights])  # or it was synchronised
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4])
