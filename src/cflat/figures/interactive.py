@@ -154,33 +154,19 @@ def _axis_type(labels: Sequence[str | float]) -> str:
 
 
 def _title(panel: Panel, place: Place) -> dict[str, Any]:
-    return {
-        "text": f"<b>{_safe(panel.title)}</b>",
-        "x": place[0][0],
-        "y": place[1][1],
-        "xref": "paper",
-        "yref": "paper",
-        "xanchor": "left",
-        "yanchor": "bottom",
-        "yshift": 6,
-        "showarrow": False,
-        "font": {"size": 13, "color": INK},
-    }
+    anchor = {"xanchor": "left", "yanchor": "bottom", "yshift": 6}
+    return {**_words(f"<b>{_safe(panel.title)}</b>", place[0][0], place[1][1]), **anchor}
 
 
 def _reason(panel: Panel, place: Place) -> dict[str, Any]:
     """Return the sentence that stands in the place of empty axes."""
-    return {
-        "text": f"<i>{'<br>'.join(_safe(line) for line in wrap(panel.empty, 42))}</i>",
-        "x": sum(place[0]) / 2,
-        "y": sum(place[1]) / 2,
-        "xref": "paper",
-        "yref": "paper",
-        "xanchor": "center",
-        "yanchor": "middle",
-        "showarrow": False,
-        "font": {"size": 13, "color": INK},
-    }
+    text = f"<i>{'<br>'.join(_safe(line) for line in wrap(panel.empty, 42))}</i>"
+    return {**_words(text, sum(place[0]) / 2, sum(place[1]) / 2), "xanchor": "center", "yanchor": "middle"}
+
+
+def _words(text: str, x: float, y: float) -> dict[str, Any]:
+    font = {"size": 13, "color": INK}
+    return {"text": text, "x": x, "y": y, "xref": "paper", "yref": "paper", "showarrow": False, "font": font}
 
 
 def _diagonal(panel: Panel, axis: str) -> dict[str, Any]:

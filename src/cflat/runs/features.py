@@ -23,7 +23,7 @@ from cflat._files import make_folder, write_atomic
 from cflat.config.run_config import RunConfig
 from cflat.data import BatchLoader, Dataset, ImageSet, Transform, eval_transform, load_dataset, vector_size
 from cflat.nn.backbone import Backbone
-from cflat.runs.run import check_devices, make_backbone
+from cflat.runs.run import check_devices, make_backbone, open_dataset
 from cflat.train import Runtime
 
 VERSION = 1
@@ -94,17 +94,7 @@ def make_features(
     """
     check_devices(config.runtime)
     runtime = Runtime(config.runtime)
-    data = config.data
-    dataset = load_dataset(
-        data.name,
-        data.root,
-        train_per_class=data.train_per_class,
-        test_per_class=data.test_per_class,
-        seed=data.subsample_seed,
-        short_side=data.short_side,
-        cache_bytes=data.cache_mib << 20,
-        num_workers=data.workers,
-    )
+    data, dataset = config.data, open_dataset(config.data)
     try:
         backbone = make_backbone(config.backbone)
         transform = eval_transform(config.backbone.inputs, backbone.image_size, backbone.mean, backbone.std)

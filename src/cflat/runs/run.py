@@ -14,8 +14,9 @@ import torch
 from cflat._errors import ConfigError, DataError
 from cflat._files import plain_values, write_atomic
 from cflat.config.run_config import RunConfig
-from cflat.config.settings import BackboneSettings
+from cflat.config.settings import BackboneSettings, DataSettings
 from cflat.data import (
+    Dataset,
     Outline,
     Split,
     Stream,
@@ -180,24 +181,28 @@ def assemble(config: RunConfig) -> Assembly:
     return Assembly(stream, method, inputs)
 
 
+def open_dataset(data: DataSettings) -> Dataset:
+    """Load the images that the settings choose."""
+    return load_dataset(
+        data.name,
+        data.root,
+        train_per_class=data.train_per_class,
+        test_per_class=data.test_per_class,
+        validation=data.validation,
+        validation_per_class=data.validation_per_class,
+        seed=data.subsample_seed,
+        short_side=data.short_side,
+        cache_bytes=data.cache_mib << 20,
+        num_workers=data.workers,
+    )
+
+
 def make_stream(config: RunConfig) -> Stream:
     """Load the dataset and cut it into tasks."""
     data, stream = config.data, config.stream
     try:
-        dataset = load_dataset(
-            data.name,
-            data.root,
-            train_per_class=data.train_per_class,
-            test_per_class=data.test_per_class,
-            validation=data.validation,
-            validation_per_class=data.validation_per_class,
-            seed=data.subsample_seed,
-            short_side=data.short_side,
-            cache_bytes=data.cache_mib << 20,
-            num_workers=data.workers,
-        )
         built = build_stream(
-            dataset,
+            open_dataset(data),
             stream.scenario,
             initial=stream.initial,
             increment=stream.increment,
