@@ -12,12 +12,11 @@ import torch
 from cflat import ConfigError, DataError
 from cflat.cli.main import run_app
 from cflat.config.documents import parse_overrides
-from cflat.config.features import features_config
 from cflat.config.presets import resolve_config
 from cflat.config.run_config import RunConfig
 from cflat.data import build_stream, eval_transform, load_dataset, vector_size
 from cflat.nn.backbone import create_backbone
-from cflat.runs.features import make_features
+from cflat.runs.features import features_config, make_features
 from cflat.runs.run import assemble, resume, run
 from cflat.train import TrainingInterrupted
 

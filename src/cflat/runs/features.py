@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,9 @@ from torch import nn
 
 from cflat._errors import ConfigError, DataError
 from cflat._files import make_folder, write_atomic
-from cflat.config.run_config import RunConfig
+from cflat.config.checks import backbone_family
+from cflat.config.documents import merge
+from cflat.config.run_config import RunConfig, parse_config
 from cflat.data import BatchLoader, Dataset, ImageSet, Transform, eval_transform, load_dataset, vector_size
 from cflat.nn.backbone import Backbone
 from cflat.runs.run import check_devices, make_backbone, open_dataset
@@ -28,6 +30,8 @@ from cflat.train import Runtime
 
 VERSION = 1
 """Of the layout of the file."""
+SECTIONS = ("data", "backbone", "runtime")
+_DEFAULTS = {"method": {"name": "simplecil"}, "optimizer": {"name": "none"}, "backbone": {"inputs": "timm"}}
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,29 @@ class Features:
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
         return {**asdict(self), "path": str(self.path), "key": self.origin.key}
+
+
+def features_config(chosen: Mapping[str, Any]) -> RunConfig:
+    """Complete and check what a user has chosen; inputs are normalised as the weights expect unless it says otherwise.
+
+    Args:
+        chosen: Values of the sections ``data``, ``backbone`` and ``runtime``.
+
+    Raises:
+        ConfigError: If something is unknown, wrong, missing, or of another section.
+    """
+    for key in chosen:
+        if key not in SECTIONS:
+            raise ConfigError(f"Features depend on {', '.join(SECTIONS)} alone; leave {key} out.")
+    for section, example in (("data", "--data cifar100"), ("backbone", "--backbone vit_tiny")):
+        if not isinstance(chosen.get(section), Mapping) or "name" not in chosen[section]:
+            raise ConfigError(f"{section}.name must be given, for example {example}.")
+    config = parse_config(merge(_DEFAULTS, chosen))
+    if config.data.validation or config.data.label_noise:
+        raise ConfigError("Features are those of all images; give data.validation and data.label_noise to the runs.")
+    if backbone_family(config.backbone.name) == "vit" and "weights" not in chosen["backbone"]:
+        raise ConfigError("backbone.weights must be given: --weights FILE, timm to download them, or random.")
+    return config
 
 
 def make_features(

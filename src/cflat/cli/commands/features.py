@@ -28,8 +28,7 @@ def command(
 ) -> None:
     """Compute the features of a frozen backbone for all images, into one file that runs read as features:PATH."""
     from cflat.cli.progress import count_images
-    from cflat.config.features import features_config
-    from cflat.runs.features import make_features
+    from cflat.runs.features import features_config, make_features
 
     config = features_config(layer)
     with count_images("features", is_silent=quiet or json) as tell:
