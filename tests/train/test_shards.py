@@ -18,11 +18,17 @@ from shard_run import CASES, learn, make
 
 TESTS = Path(__file__).parents[1]
 IN_SUITE = ["finetune-turbo", "ease"]
+OTHERS = sorted(set(CASES) - set(IN_SUITE))
 
 
 @pytest.fixture(scope="module")
 def on_two_ranks(tmp_path_factory) -> list[dict]:
     return run_ranks(tmp_path_factory.mktemp("shards"), IN_SUITE)
+
+
+@pytest.fixture(scope="module")
+def others_on_two_ranks(tmp_path_factory) -> list[dict]:
+    return run_ranks(tmp_path_factory.mktemp("shards"), OTHERS)
 
 
 def run_ranks(folder: Path, cases: list[str]) -> list[dict]:
@@ -77,10 +83,10 @@ def test_runs_that_were_stopped_go_on_bit_for_bit(on_two_ranks: list[dict]):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", sorted(set(CASES) - set(IN_SUITE)))
-def test_other_methods_learn_the_same_in_parts(case: str, tmp_path: Path):
+@pytest.mark.parametrize("case", OTHERS)
+def test_other_methods_learn_the_same_in_parts(case: str, others_on_two_ranks: list[dict]):
     """Exemplars and micro-batches with checkpointing among them."""
-    assert_as_alone(run_ranks(tmp_path, [case]), case)
+    assert_as_alone(others_on_two_ranks, case)
 
 
 @pytest.mark.parametrize(
