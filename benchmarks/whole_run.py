@@ -146,7 +146,7 @@ def accuracies(name: str) -> dict[str, float]:
     """Train on digits with constants once per step, and with constants in every evaluation."""
     backbone = {"name": "vit_smoke"}
     config = resolve_config({**DIGITS, "method": {"name": name}, "backbone": backbone})
-    ours = run(config).avg
+    ours = run(config).headline.avg
     prepare, closure = Objective.prepare, Objective.closure
 
     def in_every_evaluation(self: Objective, batch: Batch) -> Callable[[], Tensor]:
@@ -154,7 +154,7 @@ def accuracies(name: str) -> dict[str, float]:
 
     Objective.prepare, Objective.closure = (lambda self, batch: batch), in_every_evaluation  # type: ignore[method-assign]
     try:
-        return {"ours": ours, "pilot": run(config).avg}
+        return {"ours": ours, "pilot": run(config).headline.avg}
     finally:
         Objective.prepare, Objective.closure = prepare, closure  # type: ignore[method-assign]
 
@@ -175,10 +175,11 @@ def main() -> None:
     print(f"{'method':<20} {'steps alone':>12} {'whole run':>10} {'digits, ours':>13} {'in PILOT manner':>16}")
     results = {}
     for name in arguments.methods:
-        row = results[name] = {**measure(name, setting, arguments.rounds), "accuracy": accuracies(name)}
+        row = results[name] = measure(name, setting, arguments.rounds)
         label = "duct (head stage)" if name == "duct" else name
-        numbers = f"{row['steps_alone']:>12.2f} {row['ratio']:>10.2f}"
-        print(f"{label:<20} {numbers} {row['accuracy']['ours']:>13.1%} {row['accuracy']['pilot']:>16.1%}", flush=True)
+        print(f"{label:<20} {row['steps_alone']:>12.2f} {row['ratio']:>10.2f}", end=" ", flush=True)
+        row["accuracy"] = accuracies(name)
+        print(f"{row['accuracy']['ours']:>13.1%} {row['accuracy']['pilot']:>16.1%}", flush=True)
         if arguments.out:
             arguments.out.write_text(json.dumps(results, indent=1))
 
