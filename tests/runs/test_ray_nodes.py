@@ -43,14 +43,15 @@ SWEEP = parse_sweep(
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A head node and a second one; each has a CPU and says that it has a GPU."""
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    monkeypatch.setenv("RAY_worker_niceness", "0")  # else a busy machine lets workers starve
     ray = pytest.importorskip("ray")
     from ray.cluster_utils import Cluster
 
     handler = signal.getsignal(signal.SIGTERM)
-    store = {"object_store_memory": 80 << 20}
-    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "num_gpus": 1, **store})
+    node = {"num_cpus": 1, "num_gpus": 1, "object_store_memory": 80 << 20, "include_dashboard": False}
+    made = Cluster(initialize_head=True, head_node_args=node)
     try:
-        made.add_node(num_cpus=1, num_gpus=1, **store)
+        made.add_node(**node)
         ray.init(address=made.address, log_to_driver=False, logging_level="ERROR")
         signal.signal(signal.SIGTERM, handler)
         yield made
