@@ -26,6 +26,7 @@ _APART = (
     "data.cache_mib",
     "runtime.threads",
     "runtime.prefetch",
+    "runtime.channels_last",
     "train.checkpoint_minutes",
     "train.check_purity",
 )

@@ -324,7 +324,7 @@ class _Run:
     def _grow(self, task: Task) -> None:
         self._seed(Part.GROW, task.index)
         self.method.grow(task)
-        self.method.to(self.runtime.device)
+        self.runtime.place(self.method)
 
     def _make_optimizer(self, task: Task, phase: Phase) -> SharpnessAware:
         groups = self.method.param_groups(task, phase)

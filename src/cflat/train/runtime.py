@@ -80,6 +80,13 @@ class Runtime:
         """Whether this rank writes files and talks to the user."""
         return self.rank == 0
 
+    def place(self, module: nn.Module) -> None:
+        """Bring a module to the device, in the order of channels that the settings ask for."""
+        module.to(self.device)
+        if self.settings.channels_last:
+            # Convolutions with such weights give such outputs, whatever their inputs are.
+            module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
     @property
     def is_sharded(self) -> bool:
         """Whether ranks keep parts of the network: then all must run it equally often, also without gradients."""
