@@ -37,7 +37,7 @@ FORMULAS = {
     "icarl": ("E (n + m) (F + e 3F)", "(n + m) F", "t q F", "2P + C D"),
     "memo": ("E (n + m) (G + t S + e 3S)", "(n + m) (G + t S)", "t q (G + t S)", "P + t P_s + t C D"),
     "simplecil": ("-", "n F", "t q F", "P + C D"),
-    "aper": ("E n e 3F, first task", "n 2F", "t q 2F", "2P + C 2D"),
+    "aper": ("E n e 3F, first task", "n 2F", "t q 2F", "P + 2A + 2 C D"),
     "ranpac": ("E n e 3F, first task", "n F + n M^2 + M^3 / 3", "t q (F + D M + M C)", "P + M^2 + 2 M C"),
     "ease": ("E n (F / L + e 3F)", "n t F + C^2 D t / 6", "t q t F", "P + t A + t C D"),
     "l2p": ("E n (F + e 3F)", "-", "q F + t q 2F", "P + pool"),
