@@ -31,7 +31,7 @@ DEMO: dict[str, Any] = {
     "runtime": {"threads": 1},
 }
 RADII = {"c_flat": {"optimizer.rho": 0.05}, "c_flat_turbo": {"optimizer.rho": 0.1}}
-"""Radii that did well on this stream; docs/results.md says how they were found, and what equal tuning gives."""
+"""Radii that did well on this stream; docs/results/README.md says how they were found, and what equal tuning gives."""
 
 
 def command(
@@ -78,7 +78,8 @@ def story(result: SweepResult) -> list[str]:
     fair = (
         "Ten digits are learned two at a time, and five images of each old one are kept. All train at a learning rate "
         "that suits plain SGD best; the radii were chosen on this stream. Tuned with equal budgets on held-out images, "
-        "Turbo and plain SGD tie on four small streams: docs/results.md."
+        "Turbo gains 1.1 points on this stream, 0.5 to 0.7 on two others, and nothing on the fourth: "
+        "docs/results/README.md."
     )
     return [gain, why, fair]
 
