@@ -187,6 +187,7 @@ def draw(values: Mapping[str, Any], path: Path) -> None:
                     x, found[0], yerr=0 if found[1] != found[1] else found[1], fmt="o", color=color, capsize=2
                 )
                 axes.annotate(row["title"], (x, found[0]), (4, 4), textcoords="offset points", fontsize=7, color=color)
+            axes.margins(x=0.15)
             axes.set_ylabel(f"to {ROWS[reference].title}")
             if line:
                 axes.set_xlabel(label)
