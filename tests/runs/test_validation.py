@@ -46,9 +46,9 @@ def test_a_run_on_validation_images_learns_the_same_and_never_reads_a_test_image
     read = set()
     pixels = ImageSet.pixels
 
-    def spy(images, indices):
+    def spy(images, indices, *decoded):
         read.add(id(images.store))
-        return pixels(images, indices)
+        return pixels(images, indices, *decoded)
 
     monkeypatch.setattr(ImageSet, "pixels", spy)
     summary = run(config(evaluate="validation"), tmp_path / "run")
