@@ -81,3 +81,15 @@ def test_ablations_and_watched_runs_are_judged_by_their_own_numbers(tmp_path: Pa
     beta = claims.CLAIMS["beta"].judge(runs)
     assert beta.verdict == claims.FAILS
     assert len(beta.rows) == 1  # 0.2 lies outside the range of the claim
+
+
+def test_the_readme_counts_the_verdicts_that_are_there() -> None:
+    root = Path(__file__).resolve().parents[2]
+    verdicts = json.loads((root / "docs/results/claims/verdicts.json").read_text())
+    assert verdicts.keys() == claims.CLAIMS.keys()
+    found = [entry["verdict"] for entry in verdicts.values()]
+    holds, fails, is_open = (found.count(verdict) for verdict in (HOLDS, FAILS, OPEN))
+    expected = f"{holds} hold here, {fails} do not, and {is_open} cannot be decided"
+    assert f"Of {len(found)} claims" in (root / "README.md").read_text()
+    assert expected in (root / "README.md").read_text()
+    assert expected in (root / "docs/results/claims/index.md").read_text()
