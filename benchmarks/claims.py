@@ -141,8 +141,8 @@ def better(effects: Sequence[Effect]) -> Finding:
         return nothing()
     gains, losses = sum(e.low > 0 for e in effects), sum(e.high < 0 for e in effects)
     reason = (
-        f"Of {len(effects)} comparisons {gains} are a significant gain, {losses} a significant loss, and "
-        f"{len(effects) - gains - losses} are open."
+        f"{len(effects)} comparisons; significant gains: {gains}, significant losses: {losses}, "
+        f"undecided: {len(effects) - gains - losses}."
     )
     return Finding(decide(gains and not losses, losses), reason, [e.row() for e in effects])
 
@@ -154,8 +154,8 @@ def as_good(effects: Sequence[Effect]) -> Finding:
     kept = sum(e.low > -MARGIN for e in effects)
     worse = sum(e.high < 0 and e.low <= -MARGIN for e in effects)
     reason = (
-        f"Of {len(effects)} comparisons {kept} exclude a loss of more than {MARGIN:g} point; of the others {worse} are "
-        "a significant loss."
+        f"{len(effects)} comparisons; a loss of more than {MARGIN:g} point is excluded in {kept}; significant losses among "
+        f"the others: {worse}."
     )
     return Finding(decide(kept == len(effects), worse), reason, [e.row() for e in effects])
 
@@ -167,8 +167,8 @@ def no_gain(effects: Sequence[Effect]) -> Finding:
     none = sum(e.high < MARGIN for e in effects)
     gains = sum(e.low > 0 and e.high >= MARGIN for e in effects)
     reason = (
-        f"Of {len(effects)} comparisons {none} exclude a gain of more than {MARGIN:g} point; of the others {gains} are "
-        "a significant gain."
+        f"{len(effects)} comparisons; a gain of more than {MARGIN:g} point is excluded in {none}; significant gains among "
+        f"the others: {gains}."
     )
     return Finding(decide(none == len(effects), gains), reason, [e.row() for e in effects])
 
@@ -180,8 +180,8 @@ def equal(effects: Sequence[Effect]) -> Finding:
     same = sum(abs(e.mean) + e.half < MARGIN for e in effects)
     apart = sum(abs(e.mean) > e.half and abs(e.mean) + e.half >= MARGIN for e in effects)
     reason = (
-        f"Of {len(effects)} comparisons {same} exclude a difference of more than {MARGIN:g} point; of the others "
-        f"{apart} are a significant difference."
+        f"{len(effects)} comparisons; a difference of more than {MARGIN:g} point is excluded in {same}; significant "
+        f"differences among the others: {apart}."
     )
     return Finding(decide(same == len(effects), apart), reason, [e.row() for e in effects])
 
