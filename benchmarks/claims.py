@@ -154,8 +154,8 @@ def as_good(effects: Sequence[Effect]) -> Finding:
     kept = sum(e.low > -MARGIN for e in effects)
     worse = sum(e.high < 0 and e.low <= -MARGIN for e in effects)
     reason = (
-        f"{len(effects)} comparisons; a loss of more than {MARGIN:g} point is excluded in {kept}; significant losses among "
-        f"the others: {worse}."
+        f"{len(effects)} comparisons; a loss of more than {MARGIN:g} point is excluded in {kept}; significant "
+        f"losses among the others: {worse}."
     )
     return Finding(decide(kept == len(effects), worse), reason, [e.row() for e in effects])
 
@@ -167,8 +167,8 @@ def no_gain(effects: Sequence[Effect]) -> Finding:
     none = sum(e.high < MARGIN for e in effects)
     gains = sum(e.low > 0 and e.high >= MARGIN for e in effects)
     reason = (
-        f"{len(effects)} comparisons; a gain of more than {MARGIN:g} point is excluded in {none}; significant gains among "
-        f"the others: {gains}."
+        f"{len(effects)} comparisons; a gain of more than {MARGIN:g} point is excluded in {none}; significant "
+        f"gains among the others: {gains}."
     )
     return Finding(decide(none == len(effects), gains), reason, [e.row() for e in effects])
 
