@@ -95,7 +95,7 @@ def test_a_loss_function_is_a_closure():
 def test_what_cannot_work_is_refused():
     network = by_hand.network()
     adapter = InftyAdapter(by_hand.optimizer_for(case("sam"), network))
-    with pytest.raises(cflat.ClosureError, match="needs set_closure"):
+    with pytest.raises(cflat.ClosureError, match=r"set_closure\(loss_fn\) before every step"):
         adapter.step()
     adapter.set_closure(create_loss_fn(network, *by_hand.batches(1)[0]))
     with pytest.raises(cflat.ClosureError, match="delay=True"):
