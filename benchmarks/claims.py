@@ -1,8 +1,9 @@
 """One page for each claim of the paper: what it says, what we found, and a verdict.
 
-    python benchmarks/claims.py --front /tmp/front [--convergence convergence.json] [--pages docs/results/claims]
+    python benchmarks/claims.py [--ledger docs/results/front/front.json] [--pages docs/results/claims]
 
-Reads finished runs of `benchmarks/front.py` (and `benchmarks/convergence.py`) and writes the pages; it trains nothing.
+Reads the ledger of `benchmarks/front.py` (and that of `benchmarks/convergence.py`) and writes the pages; it trains
+nothing, so anyone can check a page against the ledger, and a row of the ledger against runs of their own.
 Published numbers come from the recipes of `cflat reproduce`. All effects are paired by seed, with 95 % intervals.
 
 A verdict is decided by rules that are fixed here, before the numbers:
@@ -28,9 +29,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from front_runs import read
+from front_runs import ABLATED, read
 from front_streams import ROWS, STREAMS
-from front_tables import collect, interval
+from front_tables import LEDGER, interval
 
 import cflat.paper
 from cflat._files import write_atomic, write_json
@@ -83,13 +84,28 @@ class Finding:
     columns: Sequence[str] = COLUMNS
 
 
-@dataclass
+@dataclass(frozen=True)
 class Runs:
-    """Everything that is finished."""
+    """Everything that is finished: the ledger of the front, and the convergence curves."""
 
-    front: Path
-    streams: Mapping[str, Any]
+    ledger: Mapping[str, Any]
     convergence: Any = None
+
+    @property
+    def streams(self) -> Mapping[str, Any]:
+        return self.ledger["streams"]
+
+    @property
+    def speeds(self) -> Mapping[str, Any]:
+        return self.ledger["speed"]
+
+    def part(self, name: str) -> dict[str, Any]:
+        """Return what was measured besides results, by stream and row: robustness, ablations or watched."""
+        return {stream: values[name] for stream, values in self.streams.items() if name in values}
+
+    def ablations(self) -> dict[str, Any]:
+        """Return the settings of Turbo as printed that were varied, by stream."""
+        return {stream: rows[ABLATED] for stream, rows in self.part("ablations").items() if ABLATED in rows}
 
     def effect(self, stream: str, row: str, reference: str, metric: str = "avg") -> Effect | None:
         """Return a row's difference to another in points, or None if one of them is not finished."""
@@ -108,24 +124,6 @@ class Runs:
     ) -> list[Effect]:
         found = (self.effect(s, row, reference, metric) for s in streams for row in rows for metric in metrics)
         return [effect for effect in found if effect is not None and effect.seeds > 1]
-
-    def conditions(self, file: str, row: str = "turbo-paper") -> dict[str, Any]:
-        """Return what was measured under other conditions, by stream."""
-        found = {stream: read(self.front / stream / row / file) for stream in STREAMS}
-        return {stream: values for stream, values in found.items() if values}
-
-    def watched(self) -> dict[str, dict[str, Any]]:
-        """Return watched runs, by stream and row."""
-        found = {s: {row: read(self.front / s / row / "watched.json") for row in ROWS} for s in STREAMS}
-        return {
-            s: {row: values for row, values in rows.items() if values}
-            for s, rows in found.items()
-            if any(rows.values())
-        }
-
-    def speeds(self) -> dict[str, dict[str, Any]]:
-        found = {stream: read(self.front / stream / "speed.json") for stream in STREAMS}
-        return {stream: values for stream, values in found.items() if values}
 
 
 # -- how verdicts are reached -----------------------------------------------------------------------------------
@@ -230,7 +228,7 @@ def varied(
 
     def judge(runs: Runs) -> Finding:
         effects = []
-        for stream, values in runs.conditions("ablations.json").items():
+        for stream, values in runs.ablations().items():
             for name, entry in values.items():
                 if not name.startswith(prefix) or name == reference or not only(name):
                     continue
@@ -248,7 +246,7 @@ def saves(without: str) -> Callable[[Runs], Finding]:
 
     def judge(runs: Runs) -> Finding:
         rows, effects, cheaper = [], [], []
-        for stream, values in runs.conditions("ablations.json").items():
+        for stream, values in runs.ablations().items():
             mean, half = interval(values["tuned"]["avg"], values[without]["avg"])
             costs = [statistics.mean(values[name]["evaluations_per_step"]) for name in ("tuned", without)]
             effect = Effect(STREAMS[stream].title, f"with it - {without}, Avg", mean, half, len(values["tuned"]["avg"]))
@@ -266,7 +264,7 @@ def saves(without: str) -> Callable[[Runs], Finding]:
 
 def directions_are_slow(runs: Runs) -> Finding:
     effects = []
-    for stream, rows in runs.watched().items():
+    for stream, rows in runs.part("watched").items():
         for row, values in rows.items():
             for vector, beside in (("g_vs", "g"), ("g_vf", "g"), ("g_vf", "g_0")):
                 mean, half = interval(values[f"turn {vector}"], values[f"turn {beside}"])
@@ -279,7 +277,7 @@ def directions_are_slow(runs: Runs) -> Finding:
 def directions_are_short(runs: Runs) -> Finding:
     rows = []
     smaller = []
-    for stream, by_row in runs.watched().items():
+    for stream, by_row in runs.part("watched").items():
         for row, values in by_row.items():
             means = {v: statistics.mean(values[f"distance {v}"]) for v in ("g", "g_0", "g_vs", "g_vf")}
             smaller.append(max(means["g_vs"], means["g_vf"]) < min(means["g"], means["g_0"]))
@@ -297,7 +295,7 @@ def directions_are_short(runs: Runs) -> Finding:
 
 def becomes_normal(runs: Runs) -> Finding:
     effects = []
-    for stream, rows in runs.watched().items():
+    for stream, rows in runs.part("watched").items():
         for row, values in rows.items():
             mean, half = interval(values["normality last"], values["normality first"])
             what = f"{ROWS[row].title}: Shapiro-Wilk W of the squared norm, last task - first task"
@@ -311,7 +309,7 @@ def ends_flatter(row: str, keys: Sequence[str]) -> Callable[[Runs], Finding]:
 
     def judge(runs: Runs) -> Finding:
         effects = []
-        for stream, rows in runs.watched().items():
+        for stream, rows in runs.part("watched").items():
             if row not in rows or "none" not in rows:
                 continue
             for key in keys:
@@ -329,7 +327,7 @@ def ends_flatter(row: str, keys: Sequence[str]) -> Callable[[Runs], Finding]:
 
 def is_faster(runs: Runs) -> Finding:
     rows, faster = [], []
-    for stream, values in runs.speeds().items():
+    for stream, values in runs.speeds.items():
         if "c_flat" not in values:
             continue
         for name in ("c_flat", "turbo", "turbo-paper", "turbo-1.15", "looksam", "sam"):
@@ -388,19 +386,17 @@ def converges(runs: Runs) -> Finding:
 def plateau(runs: Runs) -> Finding:
     """Judge whether flatness widens the range of learning rates that work, by the rates beside the tuned one."""
     rows, wider = [], []
-    for stream in STREAMS:
-        found = {row: read(runs.front / stream / row / "robustness.json") for row in ("none", "c_flat", "turbo")}
-        if not found["none"]:
+    for stream, found in runs.part("robustness").items():
+        if "none" not in found:
             continue
         widths = {}
         for row, values in found.items():
-            if values:
-                rates = {n: values[n] for n in values if n == "tuned" or n.startswith("rate")}
-                means = {n: 100 * statistics.mean(v["avg"]) for n, v in rates.items()}
-                widths[row] = sum(mean >= max(means.values()) - 2 for mean in means.values())
-                text = ", ".join(f"{n.removeprefix('rate ')}: {means[n]:.1f}" for n in sorted(means, key=rate_of))
-                cells = [f"{widths[row]} of {len(means)}", str(len(rates["tuned"]["avg"]))]
-                rows.append([STREAMS[stream].title, ROWS[row].title, text, *cells])
+            rates = {n: values[n] for n in values if n == "tuned" or n.startswith("rate")}
+            means = {n: 100 * statistics.mean(v["avg"]) for n, v in rates.items()}
+            widths[row] = sum(mean >= max(means.values()) - 2 for mean in means.values())
+            text = ", ".join(f"{n.removeprefix('rate ')}: {means[n]:.1f}" for n in sorted(means, key=rate_of))
+            cells = [f"{widths[row]} of {len(means)}", str(len(rates["tuned"]["avg"]))]
+            rows.append([STREAMS[stream].title, ROWS[row].title, text, *cells])
         wider += [widths[row] > widths["none"] for row in ("c_flat", "turbo") if row in widths]
     if not wider:
         return nothing()
@@ -599,7 +595,7 @@ def page(claim: Claim, finding: Finding) -> str:
         lines += ["| " + " | ".join(finding.columns) + " |", "|---" * len(finding.columns) + "|"]
         lines += ["| " + " | ".join(row) + " |" for row in finding.rows]
         lines.append("")
-    lines += ["```", claim.command, "python benchmarks/claims.py --front F", "```", ""]
+    lines += ["```", claim.command, "python benchmarks/claims.py", "```", ""]
     lines.append("Written by `benchmarks/claims.py`, whose head says how a verdict is reached.")
     return "\n".join(lines) + "\n"
 
@@ -646,14 +642,17 @@ def draw(runs: Runs, path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--front", type=Path, required=True, help="--out of benchmarks/front.py")
-    parser.add_argument("--convergence", type=Path, help="convergence.json of benchmarks/convergence.py")
-    parser.add_argument("--only", nargs="+", choices=list(CLAIMS), default=list(CLAIMS))
-    parser.add_argument("--pages", type=Path, default=Path(__file__).parents[1] / "docs" / "results" / "claims")
-    arguments = parser.parse_args()
-    runs = Runs(
-        arguments.front, collect(arguments.front), read(arguments.convergence) if arguments.convergence else None
+    docs = Path(__file__).parents[1] / "docs"
+    parser.add_argument(
+        "--ledger", type=Path, default=docs / "results" / "front" / LEDGER, help="of benchmarks/front.py"
     )
+    parser.add_argument(
+        "--convergence", type=Path, default=docs / "figures" / "convergence.json", help="of benchmarks/convergence.py"
+    )
+    parser.add_argument("--only", nargs="+", choices=list(CLAIMS), default=list(CLAIMS))
+    parser.add_argument("--pages", type=Path, default=docs / "results" / "claims")
+    arguments = parser.parse_args()
+    runs = Runs(read(arguments.ledger), read(arguments.convergence))
     arguments.pages.mkdir(parents=True, exist_ok=True)
     findings = {name: CLAIMS[name].judge(runs) for name in arguments.only}
     for name, finding in findings.items():

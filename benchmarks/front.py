@@ -12,7 +12,9 @@ are held out) and measured on test images; (3) the time of a step relative to pl
 step in turn. ``--ablations`` varies beta, k, threshold, schedule and trigger of Turbo as printed; ``--watch`` records
 gradients as exact C-Flat sees them, and the landscape where training ends. Every run is a run
 directory below ``--out``; finished runs are reused, so a front that was stopped goes on, and rows, streams and seeds
-can be added. Tables and figures go to ``--tables``.
+can be added. What is finished goes into the ledger ``front.json`` in ``--tables``, which keeps what was found elsewhere
+and earlier; tables and figures are written from it. A row that is there with the same trials is not tuned again, and
+only missing seeds are run (``--fresh`` runs everything here).
 
 The trials are one fixed set of points (a Halton sequence in the logarithms of rate and radius): all rows are tried at
 the same rates, which also shows how wide the range of rates is that works for each; see the tables of trials.
@@ -41,7 +43,7 @@ from front_runs import (
     watch_row,
 )
 from front_streams import ROWS, STREAMS, Places
-from front_tables import write_tables
+from front_tables import published_rows, write_tables
 
 from cflat._errors import CFlatError
 
@@ -66,6 +68,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--watch", action="store_true", help="repeat final runs with gradients and landscapes recorded")
     parser.add_argument("--speed-only", action="store_true", help="time the steps of all rows, and run nothing else")
     parser.add_argument("--tables", type=Path, default=Path(__file__).parents[1] / "docs" / "results" / "front")
+    parser.add_argument("--fresh", action="store_true", help="run everything here, whatever the ledger holds")
     parser.add_argument("--tables-only", action="store_true", help="write tables and figures of what is finished")
     return parser.parse_args()
 
@@ -107,6 +110,7 @@ def run_job_all(arguments: argparse.Namespace, places: Places) -> None:
         arguments.seeds,
         arguments.jobs,
         Progress(total),
+        {} if arguments.fresh else published_rows(arguments.tables),
     )
     perform = run_robustness if arguments.robustness else watch_row if arguments.watch else run_row
     for stream in arguments.streams:

@@ -127,6 +127,8 @@ class Front:
     seeds: int | None
     jobs: int
     progress: Progress
+    published: Mapping[str, Any] = field(default_factory=dict)
+    """Results by stream and row that were found elsewhere or earlier: neither tuned nor run again."""
 
     def final_seeds(self, bench: Bench) -> range:
         return range(FINAL_SEED, FINAL_SEED + (self.seeds or bench.seeds))
@@ -176,6 +178,9 @@ def tune_row(front: Front, stream: str, name: str) -> tuple[Point, list[dict[str
     """Return the best point of the design on validation images, and all of them."""
     bench, row = STREAMS[stream], ROWS[name]
     points = design(bench, front.trials)
+    known = front.published.get(stream, {}).get(name, {})
+    if known.get("tuning") == [front.trials, front.tuning_seeds]:
+        return best_of(points, known["trials"]), known["trials"]
     seeds = range(TUNING_SEED, TUNING_SEED + front.tuning_seeds)
     configs = {
         f"trial{number}-seed{seed}": front.config(bench, point.layer(row), split="validation", seed=seed)
@@ -194,29 +199,36 @@ def tune_row(front: Front, stream: str, name: str) -> tuple[Point, list[dict[str
                 "last": statistics.mean(member.value("last", "validation") for member in members),
             }
         )
-    best = max(range(len(points)), key=lambda number: trials[number]["avg"])
-    return points[best], trials
+    return best_of(points, trials), trials
+
+
+def best_of(points: Sequence[Point], trials: Sequence[Mapping[str, Any]]) -> Point:
+    return points[max(range(len(points)), key=lambda number: trials[number]["avg"])]
 
 
 def run_row(front: Front, stream: str, name: str) -> dict[str, Any]:
     """Tune a row and run its final seeds."""
     bench, row = STREAMS[stream], ROWS[name]
     best, trials = tune_row(front, stream, name)
-    configs = {
-        f"seed{seed}": front.config(bench, best.layer(row), split="test", seed=seed)
-        for seed in front.final_seeds(bench)
-    }
+    known = front.published.get(stream, {}).get(name, {})
+    if known.get("settings") != best.layer(row):
+        known = {}
+    seeds = front.final_seeds(bench)[len(known.get("avg", ())) :]
+    configs = {f"seed{seed}": front.config(bench, best.layer(row), split="test", seed=seed) for seed in seeds}
     finals = f"{stream}/{name}/{final_folder(best, row)}"
-    summaries = front.run_job(finals, bench, row, configs)
-    ends = [end_losses(front.out / finals / folder) for folder in configs]
+    found = measure(front.run_job(finals, bench, row, configs))
+    ends = [statistics.mean(end_losses(front.out / finals / folder)) for folder in configs]
+    if known:
+        found = {key: known[key] + values for key, values in found.items()}
+        ends += [known["end_loss"]] * len(known["avg"])
     result = {
         "title": row.title,
         "settings": best.layer(row),
         "trials": trials,
         "tuning": [front.trials, front.tuning_seeds],
         "edge": edges(best, design(bench, front.trials), row),
-        "end_loss": statistics.mean(loss for losses in ends for loss in losses),
-        **measure(summaries),
+        "end_loss": statistics.mean(ends),
+        **found,
     }
     write_json(front.out / stream / name / "result.json", result)
     return result

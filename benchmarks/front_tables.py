@@ -8,12 +8,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from front_runs import ABLATED, ROBUST_ROWS, read
+from front_runs import read
 from front_streams import ROWS, STREAMS
 
 from cflat._files import write_atomic, write_json
 from cflat.figures.palette import OPTIMIZERS
 
+LEDGER = "front.json"
+"""Beside the tables: the accuracies of every final run by row and seed, from which all tables and claims follow."""
+PARTS = ("robustness", "ablations", "watched")
+"""Of a row, besides its result: files of these names."""
 COLUMNS = (
     *("row", "rate", "radius", "Avg", "Last", "evaluations", "speed"),
     *("Avg to plain", "Last to plain", "Avg to C-Flat", "Last to C-Flat", "trials x seeds", "seeds", "e", "end loss"),
@@ -32,37 +36,64 @@ def interval(values: Sequence[float], reference: Sequence[float]) -> tuple[float
 
 
 def collect(out: Path) -> dict[str, Any]:
-    """Return everything that is finished, by stream and row."""
-    found: dict[str, Any] = {}
+    """Return everything that is finished below ``out``: results by stream, and the times of steps."""
+    streams: dict[str, Any] = {}
     for stream, bench in STREAMS.items():
-        rows = {name: read(out / stream / name / "result.json") for name in ROWS}
-        rows = {name: row for name, row in rows.items() if row}
-        speeds = read(out / stream / "speed.json") or {}
-        for name, row in rows.items():
-            row["relative_speed"] = speeds.get(name, {}).get("relative")
-            row["differences"] = {
-                reference: {metric: interval(row[metric], rows[reference][metric]) for metric in ("avg", "last")}
-                for reference in ("none", "c_flat")
-                if reference in rows and reference != name
-            }
-        ablations = read(out / stream / ABLATED / "ablations.json")
-        robust = {name: read(out / stream / name / "robustness.json") for name in ROBUST_ROWS}
-        if rows:
-            found[stream] = {"title": bench.title, "rows": rows, "robustness": {k: v for k, v in robust.items() if v}}
-            if ablations:
-                found[stream]["ablations"] = ablations
-    return found
-
-
-def write_tables(out: Path, folder: Path) -> None:
-    """Write ``front.json``, ``front.md`` and a figure for each stream."""
-    found = collect(out)
-    folder.mkdir(parents=True, exist_ok=True)
+        parts = {
+            part: {name: read(out / stream / name / f"{file}.json") for name in ROWS}
+            for part, file in (("rows", "result"), *((part, part) for part in PARTS))
+        }
+        found = {part: {name: value for name, value in by_row.items() if value} for part, by_row in parts.items()}
+        if any(found.values()):
+            streams[stream] = {"title": bench.title, **{part: rows for part, rows in found.items() if rows}}
     speeds = {stream: read(out / stream / "speed.json") for stream in STREAMS}
-    speeds = {stream: values for stream, values in speeds.items() if values}
-    write_json(folder / "front.json", {"streams": found, "speed": speeds})
-    write_atomic(folder / "front.md", markdown(found) + "".join(f"{line}\n" for line in _speeds(speeds)))
-    for stream, values in found.items():
+    return {"streams": streams, "speed": {stream: values for stream, values in speeds.items() if values}}
+
+
+def merged(published: Mapping[str, Any] | None, found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the published ledger with what was found; the newer result of a row takes the place of the older one."""
+    old, new = published or {"streams": {}, "speed": {}}, found
+    streams = {}
+    for stream in (name for name in STREAMS if name in old["streams"] or name in new["streams"]):
+        sides = [side["streams"].get(stream, {}) for side in (old, new)]
+        parts = {part: {**sides[0].get(part, {}), **sides[1].get(part, {})} for part in ("rows", *PARTS)}
+        ordered = {part: {name: rows[name] for name in ROWS if name in rows} for part, rows in parts.items() if rows}
+        streams[stream] = {"title": STREAMS[stream].title, **ordered}
+    speed = {
+        stream: {**old["speed"].get(stream, {}), **new["speed"].get(stream, {})}
+        for stream in STREAMS
+        if stream in old["speed"] or stream in new["speed"]
+    }
+    return {"streams": streams, "speed": speed}
+
+
+def published_rows(folder: Path) -> dict[str, Any]:
+    """Return the results of the ledger in a folder, by stream and row."""
+    streams = (read(folder / LEDGER) or {"streams": {}})["streams"]
+    return {stream: values.get("rows", {}) for stream, values in streams.items()}
+
+
+def differences(rows: Mapping[str, Any], name: str) -> dict[str, dict[str, tuple[float, float]]]:
+    """Return the paired differences of a row to plain training and to C-Flat."""
+    return {
+        reference: {metric: interval(rows[name][metric], rows[reference][metric]) for metric in ("avg", "last")}
+        for reference in ("none", "c_flat")
+        if reference in rows and reference != name
+    }
+
+
+def write_tables(out: Path | None, folder: Path) -> None:
+    """Add what is finished below ``out`` to the ledger ``front.json``; write ``front.md`` and a figure per stream."""
+    folder.mkdir(parents=True, exist_ok=True)
+    ledger = merged(read(folder / LEDGER), collect(out) if out else {"streams": {}, "speed": {}})
+    write_json(folder / LEDGER, ledger)
+    for stream, values in ledger["streams"].items():
+        for name, row in values.get("rows", {}).items():  # after the ledger: these follow from it
+            row["relative_speed"] = ledger["speed"].get(stream, {}).get(name, {}).get("relative")
+            row["differences"] = differences(values["rows"], name)
+    streams = {stream: values for stream, values in ledger["streams"].items() if values.get("rows")}
+    write_atomic(folder / "front.md", markdown(streams) + "".join(f"{line}\n" for line in _speeds(ledger["speed"])))
+    for stream, values in streams.items():
         draw(values, folder / f"{stream}.png")
 
 
@@ -82,7 +113,7 @@ def markdown(found: Mapping[str, Any]) -> str:
         lines += ["| " + " | ".join(COLUMNS) + " |", "|---" * len(COLUMNS) + "|"]
         lines += [_table_row(row) for row in values["rows"].values()]
         lines += ["", *_trials(values["rows"])]
-        if values["robustness"]:
+        if "robustness" in values:
             lines += ["", *_robustness(values["robustness"])]
     return "\n".join(lines) + "\n"
 

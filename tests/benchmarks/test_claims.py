@@ -44,7 +44,7 @@ def test_rules(effects: list[tuple[float, float]], better: str, as_good: str, no
 
 
 def test_every_claim_has_a_page_even_before_any_run(tmp_path: Path) -> None:
-    runs = claims.Runs(tmp_path, collect(tmp_path))
+    runs = claims.Runs(collect(tmp_path))
     for claim in claims.CLAIMS.values():
         finding = claim.judge(runs)
         assert finding.verdict == claims.UNTESTED or claim is claims.CLAIMS["memory"]
@@ -59,7 +59,7 @@ def test_numbers_on_a_page_are_those_of_the_runs(tmp_path: Path) -> None:
         folder = tmp_path / "digits-class" / name
         folder.mkdir(parents=True)
         (folder / "result.json").write_text(json.dumps({**result, "evaluations_per_step": [1.3] * 3}))
-    runs = claims.Runs(tmp_path, collect(tmp_path))
+    runs = claims.Runs(collect(tmp_path))
     gain = claims.CLAIMS["turbo-gains"].judge(runs)
     assert gain.verdict == claims.HOLDS
     assert gain.rows[0][1:] == ["C-Flat Turbo - SGD, Avg", "+2.33 ± 1.43 points", "3", "1.30"]
@@ -75,12 +75,24 @@ def test_ablations_and_watched_runs_are_judged_by_their_own_numbers(tmp_path: Pa
     folder.mkdir(parents=True)
     conditions = {"tuned": entry, "no trigger": dear, "no schedule": entry, "beta 0.8": entry, "beta 0.2": worse}
     (folder / "ablations.json").write_text(json.dumps({**conditions, "beta 0.4": worse}))
-    runs = claims.Runs(tmp_path, collect(tmp_path))
+    runs = claims.Runs(collect(tmp_path))
     assert claims.CLAIMS["trigger"].judge(runs).verdict == claims.HOLDS
     assert claims.CLAIMS["scheduler"].judge(runs).verdict == claims.FAILS  # it saves nothing
     beta = claims.CLAIMS["beta"].judge(runs)
     assert beta.verdict == claims.FAILS
     assert len(beta.rows) == 1  # 0.2 lies outside the range of the claim
+
+
+def test_published_pages_are_those_of_the_published_ledger() -> None:
+    docs = Path(__file__).resolve().parents[2] / "docs"
+    runs = claims.Runs(
+        json.loads((docs / "results/front/front.json").read_text()),
+        json.loads((docs / "figures/convergence.json").read_text()),
+    )
+    findings = {name: claim.judge(runs) for name, claim in claims.CLAIMS.items()}
+    for name, finding in findings.items():
+        assert (docs / f"results/claims/{name}.md").read_text() == claims.page(claims.CLAIMS[name], finding), name
+    assert (docs / "results/claims/index.md").read_text() == claims.overview(findings, runs.streams)
 
 
 def test_the_readme_counts_the_verdicts_that_are_there() -> None:

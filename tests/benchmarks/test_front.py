@@ -92,3 +92,21 @@ def test_tables_hold_what_is_finished(tmp_path: Path) -> None:
     assert "| C-Flat Turbo | 0.75 (1.30) |" in text
     assert "features-task" not in text
     assert (tmp_path / "tables" / "digits-task.png").stat().st_size > 10_000
+
+
+def test_the_ledger_keeps_what_other_machines_found_and_prefers_what_is_newer() -> None:
+    row = {"avg": [0.8]}
+    old = {
+        "streams": {"digits-task": {"rows": {"none": row, "turbo": row}}},
+        "speed": {"ease": {"none": {"relative": 1}}},
+    }
+    new = {
+        "streams": {"digits-task": {"rows": {"turbo": {"avg": [0.9]}}, "watched": {"none": {"trace": [1.0]}}}},
+        "speed": {"ease": {"turbo": {"relative": 0.8}}},
+    }
+    found = tables.merged(old, new)
+    assert found["streams"]["digits-task"]["rows"] == {"none": row, "turbo": {"avg": [0.9]}}
+    assert found["streams"]["digits-task"]["watched"] == {"none": {"trace": [1.0]}}
+    assert found["speed"]["ease"] == {"none": {"relative": 1}, "turbo": {"relative": 0.8}}
+    assert tables.merged(None, new)["streams"].keys() == {"digits-task"}
+    assert tables.merged(found, tables.collect(Path("/nowhere"))) == found
