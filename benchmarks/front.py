@@ -43,7 +43,7 @@ from front_runs import (
     watch_row,
 )
 from front_streams import ROWS, STREAMS, Places
-from front_tables import published_rows, write_tables
+from front_tables import published_streams, write_tables
 
 from cflat._errors import CFlatError
 
@@ -110,7 +110,7 @@ def run_job_all(arguments: argparse.Namespace, places: Places) -> None:
         arguments.seeds,
         arguments.jobs,
         Progress(total),
-        {} if arguments.fresh else published_rows(arguments.tables),
+        {} if arguments.fresh else published_streams(arguments.tables),
     )
     perform = run_robustness if arguments.robustness else watch_row if arguments.watch else run_row
     for stream in arguments.streams:

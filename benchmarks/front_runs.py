@@ -128,7 +128,11 @@ class Front:
     jobs: int
     progress: Progress
     published: Mapping[str, Any] = field(default_factory=dict)
-    """Results by stream and row that were found elsewhere or earlier: neither tuned nor run again."""
+    """Streams of the ledger, found elsewhere or earlier: neither tuned nor run again."""
+
+    def known(self, stream: str, row: str, part: str = "rows") -> dict[str, Any]:
+        """Return what is published of a row: its result, or what it did under other conditions."""
+        return self.published.get(stream, {}).get(part, {}).get(row, {})
 
     def final_seeds(self, bench: Bench) -> range:
         return range(FINAL_SEED, FINAL_SEED + (self.seeds or bench.seeds))
@@ -178,7 +182,7 @@ def tune_row(front: Front, stream: str, name: str) -> tuple[Point, list[dict[str
     """Return the best point of the design on validation images, and all of them."""
     bench, row = STREAMS[stream], ROWS[name]
     points = design(bench, front.trials)
-    known = front.published.get(stream, {}).get(name, {})
+    known = front.known(stream, name)
     if known.get("tuning") == [front.trials, front.tuning_seeds]:
         return best_of(points, known["trials"]), known["trials"]
     seeds = range(TUNING_SEED, TUNING_SEED + front.tuning_seeds)
@@ -210,28 +214,35 @@ def run_row(front: Front, stream: str, name: str) -> dict[str, Any]:
     """Tune a row and run its final seeds."""
     bench, row = STREAMS[stream], ROWS[name]
     best, trials = tune_row(front, stream, name)
-    known = front.published.get(stream, {}).get(name, {})
-    if known.get("settings") != best.layer(row):
-        known = {}
-    seeds = front.final_seeds(bench)[len(known.get("avg", ())) :]
-    configs = {f"seed{seed}": front.config(bench, best.layer(row), split="test", seed=seed) for seed in seeds}
+    known = front.known(stream, name)
+    known = known if known.get("settings") == best.layer(row) else {}
     finals = f"{stream}/{name}/{final_folder(best, row)}"
-    found = measure(front.run_job(finals, bench, row, configs))
-    ends = [statistics.mean(end_losses(front.out / finals / folder)) for folder in configs]
-    if known:
-        found = {key: known[key] + values for key, values in found.items()}
-        ends += [known["end_loss"]] * len(known["avg"])
+    found = run_final(front, finals, bench, row, best.layer(row), known)
     result = {
         "title": row.title,
         "settings": best.layer(row),
         "trials": trials,
         "tuning": [front.trials, front.tuning_seeds],
         "edge": edges(best, design(bench, front.trials), row),
-        "end_loss": statistics.mean(ends),
         **found,
     }
     write_json(front.out / stream / name / "result.json", result)
     return result
+
+
+def run_final(
+    front: Front, label: str, bench: Bench, row: Row, layer: Mapping[str, Any], known: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Run the final seeds that are not known yet, and return all of them, in the order of the seeds."""
+    seeds = front.final_seeds(bench)[len(known.get("avg", ())) :]
+    configs = {f"seed{seed}": front.config(bench, layer, split="test", seed=seed) for seed in seeds}
+    summaries = front.run_job(label, bench, row, configs)
+    columns = ("avg", "last", "forgetting", "evaluations_per_step")
+    found = {column: [summary.value(column) for summary in summaries] for column in columns}
+    errors = [summary.cost.surrogate_error for summary in summaries]
+    found["surrogate_error"] = [error for error in errors if error is not None and error == error]
+    found["end_loss"] = [statistics.mean(end_losses(front.out / label / folder)) for folder in configs]
+    return {key: [*known.get(key, ()), *values] for key, values in found.items()}
 
 
 def final_folder(best: Point, row: Row) -> str:
@@ -239,15 +250,6 @@ def final_folder(best: Point, row: Row) -> str:
     layer = best.layer(row)
     settings = {"rate": layer["base"]["lr"], "radius": layer["optimizer"].get("rho")}
     return "-".join(["final", *(f"{key}{value:g}" for key, value in settings.items() if value is not None)])
-
-
-def measure(summaries: Sequence[RunSummary]) -> dict[str, Any]:
-    columns = ("avg", "last", "forgetting", "evaluations_per_step")
-    errors = [summary.cost.surrogate_error for summary in summaries]
-    return {
-        **{column: [summary.value(column) for summary in summaries] for column in columns},
-        "surrogate_error": [error for error in errors if error is not None and error == error],
-    }
 
 
 def edges(best: Point, points: Sequence[Point], row: Row) -> list[str]:
@@ -287,7 +289,7 @@ def run_robustness(front: Front, stream: str, name: str) -> dict[str, Any]:
         conditions[f"radius x{factor}"] = Point(best.rate, best.radius * factor).layer(row)
     for size in BATCHES:
         conditions[f"batch {size}"] = merge(best.layer(row), {"train": {"batch_size": size}})
-    return run_conditions(front, stream, name, best, conditions, "robustness.json")
+    return run_conditions(front, stream, name, best, conditions, "robustness")
 
 
 def run_ablations(front: Front, stream: str) -> dict[str, Any]:
@@ -297,21 +299,20 @@ def run_ablations(front: Front, stream: str) -> dict[str, Any]:
     conditions = {"tuned": layer}
     for condition, settings in ABLATIONS.items():
         conditions[condition] = merge(layer, {"optimizer": dict(settings)})
-    return run_conditions(front, stream, ABLATED, best, conditions, "ablations.json")
+    return run_conditions(front, stream, ABLATED, best, conditions, "ablations")
 
 
 def run_conditions(
-    front: Front, stream: str, name: str, best: Point, conditions: Mapping[str, Mapping[str, Any]], file: str
+    front: Front, stream: str, name: str, best: Point, conditions: Mapping[str, Mapping[str, Any]], part: str
 ) -> dict[str, Any]:
     bench, row = STREAMS[stream], ROWS[name]
+    result = front.known(stream, name)
+    known = front.known(stream, name, part) if result.get("settings") == best.layer(row) else {}
     results = {}
     for condition, layer in conditions.items():
-        configs = {
-            f"seed{seed}": front.config(bench, layer, split="test", seed=seed) for seed in front.final_seeds(bench)
-        }
         folder = final_folder(best, row) + ("" if condition == "tuned" else "-" + condition.replace(" ", "-"))
-        results[condition] = measure(front.run_job(f"{stream}/{name}/{folder}", bench, row, configs))
-    write_json(front.out / stream / name / file, results)
+        results[condition] = run_final(front, f"{stream}/{name}/{folder}", bench, row, layer, known.get(condition, {}))
+    write_json(front.out / stream / name / f"{part}.json", results)
     return results
 
 

@@ -67,10 +67,9 @@ def merged(published: Mapping[str, Any] | None, found: Mapping[str, Any]) -> dic
     return {"streams": streams, "speed": speed}
 
 
-def published_rows(folder: Path) -> dict[str, Any]:
-    """Return the results of the ledger in a folder, by stream and row."""
-    streams = (read(folder / LEDGER) or {"streams": {}})["streams"]
-    return {stream: values.get("rows", {}) for stream, values in streams.items()}
+def published_streams(folder: Path) -> dict[str, Any]:
+    """Return the streams of the ledger in a folder."""
+    return (read(folder / LEDGER) or {"streams": {}})["streams"]
 
 
 def differences(rows: Mapping[str, Any], name: str) -> dict[str, dict[str, tuple[float, float]]]:
@@ -138,7 +137,7 @@ def _table_row(row: Mapping[str, Any]) -> str:
         " x ".join(map(str, row.get("tuning", ["?", "?"]))),
         str(len(row["avg"])),
         f"{statistics.mean(row['surrogate_error']):.2f}" if row.get("surrogate_error") else "-",
-        f"{row['end_loss']:.3f}",
+        f"{statistics.mean(row['end_loss']):.3f}",
     ]
     return "| " + " | ".join(cells) + " |"
 

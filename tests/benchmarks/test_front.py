@@ -79,7 +79,7 @@ def test_tables_hold_what_is_finished(tmp_path: Path) -> None:
             "settings": layer,
             "trials": trials,
             "edge": [],
-            "end_loss": 0.02,
+            "end_loss": [0.02, 0.02],
             **numbers,
         }
         folder = tmp_path / "digits-task" / name
