@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -31,6 +32,7 @@ from front_runs import (
     ABLATED,
     ABLATIONS,
     BATCHES,
+    PROTOCOLS,
     RADIUS_FACTORS,
     RATE_FACTORS,
     ROBUST_ROWS,
@@ -54,6 +56,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--streams", nargs="+", choices=list(STREAMS), default=[s for s in STREAMS if STREAMS[s].seeds])
     parser.add_argument("--rows", nargs="+", choices=list(ROWS), default=list(ROWS))
     parser.add_argument("--trials", type=int, default=8, help="of every row")
+    parser.add_argument(
+        "--protocol", choices=list(PROTOCOLS), default="stream", help="what rows are tuned on: all tasks, or the first"
+    )
     parser.add_argument("--tuning-seeds", type=int, default=1, help="runs of a trial")
     parser.add_argument("--seeds", type=int, help="final runs of a row; default: that of the stream")
     parser.add_argument("--data-root", type=Path)
@@ -113,6 +118,8 @@ def run_job_all(arguments: argparse.Namespace, places: Places) -> None:
         {} if arguments.fresh else published_streams(arguments.tables),
     )
     perform = run_robustness if arguments.robustness else watch_row if arguments.watch else run_row
+    if arguments.protocol != "stream":
+        perform = partial(run_row, protocol=arguments.protocol)
     for stream in arguments.streams:
         for name in () if arguments.speed_only else rows:
             run_ablations(front, stream) if arguments.ablations else perform(front, stream, name)

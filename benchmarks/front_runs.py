@@ -38,6 +38,8 @@ VALIDATION = 0.2
 TUNING_SEED = 1000
 FINAL_SEED = 100
 """Seeds of trials and of final runs start here; nothing in the optimizers was chosen by looking at either."""
+PROTOCOLS = {"stream": "rows", "first-task": "first-task"}
+"""Where the ledger keeps results, by what they were tuned on: the whole stream, or its first task alone."""
 ROBUST_ROWS = ("none", "c_flat", "turbo")
 RATE_FACTORS, RADIUS_FACTORS, BATCHES = (0.25, 0.5, 2, 4), (2, 4), (4, 8, 32, 64)
 WATCH_RADIUS, WATCH_EVERY = 0.05, 5
@@ -178,20 +180,22 @@ def execute(jobs: Sequence[Job], num_processes: int) -> Iterator[Job]:
 # -- one row ----------------------------------------------------------------------------------------------------
 
 
-def tune_row(front: Front, stream: str, name: str) -> tuple[Point, list[dict[str, Any]]]:
-    """Return the best point of the design on validation images, and all of them."""
+def tune_row(front: Front, stream: str, name: str, protocol: str = "stream") -> tuple[Point, list[dict[str, Any]]]:
+    """Return the best point of the design on validation images, of the whole stream or its first task, and all."""
     bench, row = STREAMS[stream], ROWS[name]
     points = design(bench, front.trials)
-    known = front.known(stream, name)
+    known = front.known(stream, name, PROTOCOLS[protocol])
     if known.get("tuning") == [front.trials, front.tuning_seeds]:
         return best_of(points, known["trials"]), known["trials"]
+    cut = {} if protocol == "stream" else {"stream": {"max_tasks": 1}}
     seeds = range(TUNING_SEED, TUNING_SEED + front.tuning_seeds)
     configs = {
-        f"trial{number}-seed{seed}": front.config(bench, point.layer(row), split="validation", seed=seed)
+        f"trial{number}-seed{seed}": front.config(bench, point.layer(row), cut, split="validation", seed=seed)
         for number, point in enumerate(points)
         for seed in seeds
     }
-    summaries = iter(front.run_job(f"{stream}/{name}/tuning", bench, row, configs))
+    folder = "tuning" if protocol == "stream" else f"tuning-{protocol}"
+    summaries = iter(front.run_job(f"{stream}/{name}/{folder}", bench, row, configs))
     trials = []
     for point in points:
         members = list(islice(summaries, len(seeds)))
@@ -210,11 +214,11 @@ def best_of(points: Sequence[Point], trials: Sequence[Mapping[str, Any]]) -> Poi
     return points[max(range(len(points)), key=lambda number: trials[number]["avg"])]
 
 
-def run_row(front: Front, stream: str, name: str) -> dict[str, Any]:
+def run_row(front: Front, stream: str, name: str, protocol: str = "stream") -> dict[str, Any]:
     """Tune a row and run its final seeds."""
     bench, row = STREAMS[stream], ROWS[name]
-    best, trials = tune_row(front, stream, name)
-    known = front.known(stream, name)
+    best, trials = tune_row(front, stream, name, protocol)
+    known = front.known(stream, name, PROTOCOLS[protocol])
     known = known if known.get("settings") == best.layer(row) else {}
     finals = f"{stream}/{name}/{final_folder(best, row)}"
     found = run_final(front, finals, bench, row, best.layer(row), known)
@@ -226,7 +230,8 @@ def run_row(front: Front, stream: str, name: str) -> dict[str, Any]:
         "edge": edges(best, design(bench, front.trials), row),
         **found,
     }
-    write_json(front.out / stream / name / "result.json", result)
+    file = "result" if protocol == "stream" else PROTOCOLS[protocol]
+    write_json(front.out / stream / name / f"{file}.json", result)
     return result
 
 

@@ -16,7 +16,7 @@ from cflat.figures.palette import OPTIMIZERS
 
 LEDGER = "front.json"
 """Beside the tables: the accuracies of every final run by row and seed, from which all tables and claims follow."""
-PARTS = ("robustness", "ablations", "watched")
+PARTS = ("first-task", "robustness", "ablations", "watched")
 """Of a row, besides its result: files of these names."""
 COLUMNS = (
     *("row", "rate", "radius", "Avg", "Last", "evaluations", "speed"),
@@ -112,6 +112,8 @@ def markdown(found: Mapping[str, Any]) -> str:
         lines += ["| " + " | ".join(COLUMNS) + " |", "|---" * len(COLUMNS) + "|"]
         lines += [_table_row(row) for row in values["rows"].values()]
         lines += ["", *_trials(values["rows"])]
+        if "first-task" in values:
+            lines += ["", *_first_task(values["first-task"])]
         if "robustness" in values:
             lines += ["", *_robustness(values["robustness"])]
     return "\n".join(lines) + "\n"
@@ -150,6 +152,24 @@ def _trials(rows: Mapping[str, Any]) -> list[str]:
     for row in rows.values():
         by_rate = {trial["rate"]: f"{100 * trial['avg']:.1f}" for trial in row["trials"]}
         lines.append(f"| {row['title']} | " + " | ".join(by_rate.get(rate, "") for rate in rates) + " |")
+    return lines
+
+
+def _first_task(rows: Mapping[str, Any]) -> list[str]:
+    """Show final runs at the settings that the first task alone would have chosen."""
+    lines = ["Tuned on validation images of the first task alone, as a continual learner must be:", ""]
+    lines += ["| row | rate | radius | Avg | Last | Avg to plain | Last to plain | seeds |", "|---" * 8 + "|"]
+    for name, row in rows.items():
+        radius = row["settings"]["optimizer"].get("rho")
+        found = differences(rows, name).get("none", {})
+        cells = [f"{row['settings']['base']['lr']:g}", "-" if radius is None else f"{radius:g}"]
+        cells += [
+            percent(row["avg"]),
+            percent(row["last"]),
+            difference(found.get("avg")),
+            difference(found.get("last")),
+        ]
+        lines.append(f"| {row['title']} | " + " | ".join([*cells, str(len(row["avg"]))]) + " |")
     return lines
 
 
