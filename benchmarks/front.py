@@ -4,6 +4,7 @@
     python benchmarks/front.py --out /tmp/front --features F.npz --data-root DATA --weights WEIGHTS
     python benchmarks/front.py --out /tmp/front --streams digits-task --rows none c_flat turbo --seeds 8
     python benchmarks/front.py --out /tmp/front --streams digits-task --rows none c_flat turbo --robustness
+    python benchmarks/front.py --out /tmp/check --streams digits-class --rows none turbo --check 2
     python benchmarks/front.py --out /tmp/front --tables-only
 
 For each stream and row: (1) the same number of trials over learning rate and radius, on validation images, with seeds
@@ -24,6 +25,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -38,6 +40,7 @@ from front_runs import (
     ROBUST_ROWS,
     Front,
     Progress,
+    check_row,
     measure_speed,
     run_ablations,
     run_robustness,
@@ -73,6 +76,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--watch", action="store_true", help="repeat final runs with gradients and landscapes recorded")
     parser.add_argument("--speed-only", action="store_true", help="time the steps of all rows, and run nothing else")
     parser.add_argument("--tables", type=Path, default=Path(__file__).parents[1] / "docs" / "results" / "front")
+    parser.add_argument("--check", type=int, metavar="N", help="run N published seeds of each row again and compare")
     parser.add_argument("--fresh", action="store_true", help="run everything here, whatever the ledger holds")
     parser.add_argument("--tables-only", action="store_true", help="write tables and figures of what is finished")
     return parser.parse_args()
@@ -93,6 +97,8 @@ def main() -> None:
             run_job_all(arguments, places)
         except CFlatError as error:
             sys.exit(f"front: {error}")
+        if arguments.check:
+            return
     write_tables(arguments.out, arguments.tables)
 
 
@@ -117,6 +123,14 @@ def run_job_all(arguments: argparse.Namespace, places: Places) -> None:
         Progress(total),
         {} if arguments.fresh else published_streams(arguments.tables),
     )
+    if arguments.check:
+        front = replace(front, seeds=arguments.check)
+        verdicts = [check_row(front, stream, name) for stream in arguments.streams for name in rows]
+        if not all(verdicts):
+            sys.exit(
+                "front: not all results are those of the ledger; another processor or version may round otherwise."
+            )
+        return
     perform = run_robustness if arguments.robustness else watch_row if arguments.watch else run_row
     if arguments.protocol != "stream":
         perform = partial(run_row, protocol=arguments.protocol)

@@ -235,6 +235,28 @@ def run_row(front: Front, stream: str, name: str, protocol: str = "stream") -> d
     return result
 
 
+def check_row(front: Front, stream: str, name: str) -> bool:
+    """Run the first final seeds of a published row again and say whether they end where the ledger says."""
+    bench, row, known = STREAMS[stream], ROWS[name], front.known(stream, name)
+    if not known:
+        print(f"{stream}/{name}: not in the ledger", flush=True)
+        return False
+    found = run_final(front, f"{stream}/{name}/check", bench, row, known["settings"], {})
+    same = True
+    for number, pair in enumerate(zip(found["avg"], found["last"], strict=True)):
+        published = (known["avg"][number], known["last"][number])
+        same = same and pair == published
+        said = ", ".join(
+            f"{metric} {new:.2%} (ledger {old:.2%})"
+            for metric, new, old in zip(("Avg", "Last"), pair, published, strict=True)
+        )
+        print(
+            f"{stream}/{name}/seed{FINAL_SEED + number}: {said}: {'same' if pair == published else 'DIFFERENT'}",
+            flush=True,
+        )
+    return same
+
+
 def run_final(
     front: Front, label: str, bench: Bench, row: Row, layer: Mapping[str, Any], known: Mapping[str, Any]
 ) -> dict[str, Any]:
