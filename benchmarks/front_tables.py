@@ -220,29 +220,48 @@ def draw(values: Mapping[str, Any], path: Path) -> None:
     from matplotlib.figure import Figure
 
     rows = values["rows"]
-    figure = Figure(figsize=(12, 8), layout="constrained")
-    figure.suptitle(f"{values['title']}: difference of Avg in points, 95 % paired intervals")
-    panels = figure.subplots(2, 2, sharex="col")
-    for line, reference in enumerate(("none", "c_flat")):
-        for column, label in enumerate(("evaluations per step", "time of a step relative to plain")):
+    costs = {
+        "evaluations per step": {name: statistics.mean(row["evaluations_per_step"]) for name, row in rows.items()},
+        "time of a step relative to plain": {
+            name: 1 / row["relative_speed"] for name, row in rows.items() if row["relative_speed"]
+        },
+    }
+    costs = {label: by_row for label, by_row in costs.items() if len(by_row) > 1}
+    references = [name for name in ("none", "c_flat") if name in rows]
+    figure = Figure(figsize=(6 * len(costs), 0.6 + 3.8 * len(references)), layout="constrained")
+    figure.suptitle(f"{values['title']}:\ndifference of Avg in points, 95 % paired intervals", fontsize=10)
+    panels = figure.subplots(len(references), len(costs), sharex="col", squeeze=False)
+    for line, reference in enumerate(references):
+        for column, (label, by_row) in enumerate(costs.items()):
             axes = panels[line][column]
             axes.axhline(0, color="#999999", linewidth=0.8)
-            for name, row in rows.items():
-                x = statistics.mean(row["evaluations_per_step"]) if column == 0 else inverse(row["relative_speed"])
-                found = row["differences"].get(reference, {}).get("avg", (0.0, 0.0) if name == reference else None)
-                if x is None or found is None:
-                    continue
+            points = []
+            for name, x in by_row.items():
+                mean, half = (0.0, 0.0) if name == reference else rows[name]["differences"][reference]["avg"]
                 color = OPTIMIZERS[ROWS[name].optimizer["name"]][1]
-                axes.errorbar(
-                    x, found[0], yerr=0 if found[1] != found[1] else found[1], fmt="o", color=color, capsize=2
-                )
-                axes.annotate(row["title"], (x, found[0]), (4, 4), textcoords="offset points", fontsize=7, color=color)
-            axes.margins(x=0.15)
+                axes.errorbar(x, mean, yerr=0 if math.isnan(half) else half, fmt="o", color=color, capsize=2)
+                points.append((x, mean, rows[name]["title"], color))
+            axes.margins(x=0.2)
             axes.set_ylabel(f"to {ROWS[reference].title}")
-            if line:
+            if reference == references[-1]:
                 axes.set_xlabel(label)
+            name_points(axes, points)
     figure.savefig(path, dpi=110)
 
 
-def inverse(value: float | None) -> float | None:
-    return None if not value else 1 / value
+def name_points(axes: Any, points: Sequence[tuple[float, float, str, str]]) -> None:
+    """Write names beside points, each on the first side where it covers no other name."""
+    axes.figure.draw_without_rendering()
+    taken: list[Any] = []
+    for x, y, text, color in sorted(points, key=lambda point: -point[1]):
+        for shift in ((5, 4), (5, -10), (-5, 4), (-5, -10), (5, 13), (5, -19), (-5, 13), (-5, -19)):
+            side = "left" if shift[0] > 0 else "right"
+            note = axes.annotate(text, (x, y), shift, textcoords="offset points", fontsize=7, color=color, ha=side)
+            box = note.get_window_extent()
+            if not any(box.overlaps(other) for other in taken):
+                break
+            note.remove()
+        else:
+            note = axes.annotate(text, (x, y), (5, 4), textcoords="offset points", fontsize=7, color=color)
+            box = note.get_window_extent()
+        taken.append(box)
