@@ -19,12 +19,9 @@ from torch.nn import functional
 
 from cflat._settings import CountOrZero, Flag, NotNegative, Positive, Share, settings_class
 from cflat.data import Batch, ImageSet, Task
-from cflat.methods._base import Extract, Loss, Method, ParamGroup, Phase, StreamInfo
-from cflat.methods._catalog import register_method
-from cflat.nn.backbone import Backbone
-from cflat.nn.heads import CosineHead, NearestMeanHead
-from cflat.nn.surgery import frozen_copy, load_parameters_, merge_weights, named_weights, weight_delta
-from cflat.nn.transport import Sinkhorn, transport_rows
+from cflat.methods import Extract, Loss, Method, ParamGroup, Phase, StreamInfo, register_method
+from cflat.nn import Backbone, CosineHead, NearestMeanHead, frozen_copy
+from cflat.nn.transport import Sinkhorn, transport_plan
 
 __all__ = ["DUCT", "DUCTConfig"]
 
@@ -110,16 +107,24 @@ class DUCT(Method):
             groups.append(ParamGroup(list(backbone.parameters()), self.config.backbone_lr_scale, "backbone"))
         return groups
 
+    @torch.no_grad()
     def start_task(self, task: Task, extract: Extract) -> None:
         """Return to the pretrained weights and take the class means under them."""
-        load_parameters_(self.network.backbone, named_weights(self.pretrained))
+        for weight, start in zip(self.network.backbone.parameters(), self.pretrained.parameters(), strict=True):
+            weight.copy_(start)
         features = extract(task.train, self.pretrained)
         self.means.update(features, self._local_labels(task.train, features) + self.blocks[-1].start)
 
+    @torch.no_grad()
     def start_phase(self, task: Task, phase: Phase, extract: Extract) -> None:
         """Merge what the first phase learned before the second one."""
-        if phase.name == "retrain":
-            self._merge(task, extract)
+        if phase.name != "retrain":
+            return
+        scale = self._similarity(task, extract) if self.config.similarity_scales else 1.0
+        networks = (self.merged, self.network.backbone, self.pretrained)
+        for merged, trained, start in zip(*(network.parameters() for network in networks), strict=True):
+            merged.add_(trained - start, alpha=self.config.merge_ratio * scale)
+            trained.copy_(merged)
 
     def prepare(self, batch: Batch) -> Batch:
         """Add the features when the backbone is frozen: the head alone is trained on them."""
@@ -133,19 +138,16 @@ class DUCT(Method):
     @torch.no_grad()
     def finish_task(self, task: Task, extract: Extract) -> None:
         """Transport the new rows to every old block."""
-        rows, means, new = self.network.rows, self.means.means, self._present(self.blocks[-1])
+        config, rows, means, new = self.config, self.network.rows, self.means.means, self._present(self.blocks[-1])
         for block in self.blocks[:-1]:
             old = self._present(block)
-            self.network.old_rows[old] = transport_rows(
-                rows[old],
-                rows[new],
-                means[old],
-                means[new],
-                regularization=self.config.regularization,
-                ratio=self.config.transport_ratio,
-                normalize_plan=self.config.normalize_plan,
-                sinkhorn=self.config.sinkhorn,
+            plan = transport_plan(
+                means[new], means[old], regularization=config.regularization, sinkhorn=config.sinkhorn
             )
+            # Scaled by n_a, each old row mixes in a true average of new rows; the plan has mass 1 / n_a for it.
+            plan = plan * len(old) if config.normalize_plan else plan
+            share = config.transport_ratio
+            self.network.old_rows[old] = (1 - share) * rows[old] + share * plan.T @ rows[new]
 
     @torch.no_grad()
     def skip_task(self, task: Task) -> None:
@@ -160,16 +162,6 @@ class DUCT(Method):
         if self.info.scenario == "domain" and self.info.label_modulus is None:
             scores = scores.unflatten(1, (len(self.blocks), -1)).amax(dim=1)
         return {"logits": scores}
-
-    # -- merging ------------------------------------------------------------------------------------------------
-
-    def _merge(self, task: Task, extract: Extract) -> None:
-        backbone = self.network.backbone
-        scale = self._similarity(task, extract) if self.config.similarity_scales else 1.0
-        delta = weight_delta(named_weights(backbone), named_weights(self.pretrained))
-        merged = merge_weights(named_weights(self.merged), [delta], [scale], alpha=self.config.merge_ratio)
-        load_parameters_(self.merged, merged)
-        load_parameters_(backbone, merged)
 
     def _similarity(self, task: Task, extract: Extract) -> float:
         """Return s_b: how little training has turned the class means."""
@@ -188,11 +180,7 @@ class DUCT(Method):
 
 
 class DUCTNetwork(nn.Module):
-    """A backbone with a cosine head: the newest block of rows is trained, older ones are constants.
-
-    Args:
-        backbone: Maps images to features.
-    """
+    """A backbone with a cosine head: the newest block of rows is trained, older ones are constants."""
 
     old_rows: Tensor
 

@@ -2,26 +2,18 @@
 
 from cflat.nn.adapters import Adapter, AdapterSet, forward_adapters
 from cflat.nn.backbone import Backbone, create_backbone, list_backbones
+from cflat.nn.classifier import Classifier
 from cflat.nn.heads import CosineHead, LinearHead, NearestMeanHead
 from cflat.nn.prompts import PrefixPrompts, PromptPool
 from cflat.nn.ridge import RidgeHead
-from cflat.nn.surgery import (
-    freeze,
-    frozen_copy,
-    load_parameters_,
-    merge_weights,
-    named_weights,
-    split_backbone,
-    train_unfrozen_,
-    unfreeze,
-    weight_delta,
-)
-from cflat.nn.transport import transport_plan, transport_rows
+from cflat.nn.surgery import freeze, frozen_copy, split_backbone, train_unfrozen_, unfreeze
+from cflat.nn.transport import transport_plan
 
 __all__ = [
     "Adapter",
     "AdapterSet",
     "Backbone",
+    "Classifier",
     "CosineHead",
     "LinearHead",
     "NearestMeanHead",
@@ -33,13 +25,8 @@ __all__ = [
     "freeze",
     "frozen_copy",
     "list_backbones",
-    "load_parameters_",
-    "merge_weights",
-    "named_weights",
     "split_backbone",
     "train_unfrozen_",
     "transport_plan",
-    "transport_rows",
     "unfreeze",
-    "weight_delta",
 ]
