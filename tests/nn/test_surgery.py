@@ -1,30 +1,17 @@
-"""Surgery: frozen means frozen, halves make a whole, merges follow the formula."""
+"""Surgery: frozen means frozen, halves make a whole, transport finds what belongs together."""
 
 from __future__ import annotations
 
-import copy
 import logging
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
 from cflat.nn.backbone import create_backbone
-from cflat.nn.surgery import (
-    freeze,
-    frozen_copy,
-    load_parameters_,
-    merge_weights,
-    named_weights,
-    split_backbone,
-    train_unfrozen_,
-    unfreeze,
-    weight_delta,
-)
-from cflat.nn.transport import transport_plan, transport_rows
+from cflat.nn.surgery import freeze, frozen_copy, split_backbone, train_unfrozen_, unfreeze
+from cflat.nn.transport import transport_plan
 
 
 @pytest.mark.parametrize(
@@ -91,42 +78,6 @@ def test_training_mode_spares_frozen_parts() -> None:
     assert not any(module.training for module in frozen.modules())
 
 
-weights = st.floats(-2, 2, allow_nan=False)
-
-
-@settings(deadline=None, max_examples=30)
-@given(st.lists(weights, min_size=1, max_size=4), weights)
-def test_merge_follows_the_formula(scales: list[float], alpha: float) -> None:
-    base = {"a": torch.randn(3, dtype=torch.float64)}
-    deltas = [{"a": torch.randn(3, dtype=torch.float64)} for _ in scales]
-    merged = merge_weights(base, deltas, scales, alpha=alpha)
-    expected = base["a"] + sum(alpha * s * d["a"] for s, d in zip(scales, deltas, strict=True))
-    torch.testing.assert_close(merged["a"], expected)
-
-
-def test_one_full_merge_returns_the_tuned_network() -> None:
-    module = create_backbone("small_cnn")
-    before = named_weights(module)
-    tuned = copy.deepcopy(module)
-    with torch.no_grad():
-        for parameter in tuned.parameters():
-            parameter.add_(torch.randn_like(parameter))
-    delta = weight_delta(named_weights(tuned), before)
-    load_parameters_(module, merge_weights(before, [delta], [1.0], alpha=1.0))
-    for found, expected in zip(module.parameters(), tuned.parameters(), strict=True):
-        torch.testing.assert_close(found, expected)
-        assert found.requires_grad
-    load_parameters_(module, merge_weights(before, [], [], alpha=0.25))
-    assert all(torch.equal(value, before[name]) for name, value in module.named_parameters())
-
-
-def test_merge_mistakes_are_named() -> None:
-    with pytest.raises(ValueError, match="1 deltas and 2 scales"):
-        merge_weights({}, [{}], [1.0, 1.0], alpha=1.0)
-    with pytest.raises(ValueError, match="another module"):
-        load_parameters_(nn.Linear(1, 1), {"weight": torch.zeros(1, 1)})
-
-
 @pytest.mark.parametrize(("num_new", "num_old"), [(5, 5), (3, 7)])
 def test_transport_plan_has_uniform_marginals(num_new: int, num_old: int) -> None:
     plan = transport_plan(torch.randn(num_new, 6), torch.randn(num_old, 6), regularization=0.5)
@@ -140,32 +91,19 @@ def test_transport_finds_matching_classes_far_apart() -> None:
     order = torch.tensor([2, 0, 3, 1])
     new_means = old_means[order] + 50 * torch.eye(5)[4]
     new_rows = torch.randn(4, 4)
-    moved = transport_rows(torch.zeros(4, 4), new_rows, old_means, new_means, ratio=1.0)
+    moved = 4 * transport_plan(new_means, old_means, regularization=0.02).T @ new_rows
     torch.testing.assert_close(moved[order], new_rows, atol=1e-5, rtol=0)
-
-
-def test_transport_ratio_and_plan_scale() -> None:
-    old_rows, new_rows = torch.randn(3, 4), torch.randn(5, 4)
-    means = torch.randn(3, 4), torch.randn(5, 4)
-    assert torch.equal(transport_rows(old_rows, new_rows, *means, ratio=0.0), old_rows)
-    full = transport_rows(old_rows, new_rows, *means, ratio=1.0)
-    small = transport_rows(old_rows, new_rows, *means, ratio=1.0, normalize_plan=False)
-    torch.testing.assert_close(full, 3 * small)
-    assert full.abs().max() <= new_rows.abs().max() + 1e-4
 
 
 def test_plain_sinkhorn_vanishes_where_the_public_codes_does(caplog: pytest.LogCaptureFixture) -> None:
     torch.manual_seed(0)
     old, new = 10 * functional.normalize(torch.randn(5, 8)), 10 * functional.normalize(torch.randn(5, 8)) + 20
     assert torch.cdist(new, old).min() > 745 * 0.02  # as between the class means of DomainNet
-    rows = torch.randn(5, 8), torch.randn(5, 8)
     assert float(transport_plan(new, old, regularization=0.02).sum()) == pytest.approx(1, abs=1e-3)
     with caplog.at_level(logging.WARNING):
         plan = transport_plan(new, old, regularization=0.02, sinkhorn="plain")
     assert float(plan.sum()) == 0
     assert "misses its marginals" in caplog.text
-    moved = transport_rows(*rows, old, new, ratio=0.25, sinkhorn="plain")
-    torch.testing.assert_close(moved, 0.75 * rows[0])
     both = [transport_plan(new, old, regularization=2.0, sinkhorn=kind) for kind in ("log", "plain")]
     torch.testing.assert_close(*both, atol=1e-6, rtol=0)
 

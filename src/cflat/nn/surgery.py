@@ -1,38 +1,21 @@
-"""Take networks apart and put them together: freezing, splitting (MEMO), merging weights (DUCT)."""
+"""Take networks apart: freezing, copying, splitting (MEMO)."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
-import torch
 from torch import Tensor, nn
 
 from cflat._lazy import LazyModule
 from cflat.nn.backbone import Backbone
 from cflat.nn.small import ResNet32, SmallCNN
 
-if TYPE_CHECKING:
-    from timm.models import ResNet, VisionTransformer
-
-__all__ = [
-    "freeze",
-    "frozen_copy",
-    "has_batchnorm",
-    "load_parameters_",
-    "merge_weights",
-    "named_weights",
-    "split_backbone",
-    "train_unfrozen_",
-    "unfreeze",
-    "weight_delta",
-]
+__all__ = ["freeze", "frozen_copy", "has_batchnorm", "split_backbone", "train_unfrozen_", "unfreeze"]
 
 models = LazyModule("timm.models")
 
 Module = TypeVar("Module", bound=nn.Module)
-Weights = Mapping[str, Tensor]
 
 
 def freeze(module: Module) -> Module:
@@ -80,27 +63,20 @@ def split_backbone(backbone: Backbone) -> tuple[nn.Module, nn.Module]:
     """
     model = copy.deepcopy(backbone.model)
     if isinstance(model, models.VisionTransformer) and model.attn_pool is None:
-        return _split_vit(model)
+        pool = _TokenPool(model.global_pool, model.num_prefix_tokens)
+        specialised = nn.Sequential(model.blocks[-1], model.norm, pool, model.fc_norm)
+        model.blocks = model.blocks[:-1]
+        model.norm = nn.Identity()
+        model.fc_norm = nn.Identity()
+        return _Trunk(model), specialised
     if isinstance(model, models.ResNet | ResNet32 | SmallCNN):
-        return _split_stages(model, "layer4" if isinstance(model, models.ResNet) else "layer3")
+        last = "layer4" if isinstance(model, models.ResNet) else "layer3"
+        specialised = nn.Sequential(getattr(model, last), model.global_pool)
+        setattr(model, last, nn.Identity())
+        return _Trunk(model), specialised
     raise ValueError(
         f"{backbone.name} cannot be split; choose a ViT (without attention pooling), a ResNet or small_cnn."
     )
-
-
-def _split_stages(model: ResNet | ResNet32 | SmallCNN, last: str) -> tuple[nn.Module, nn.Module]:
-    specialised = nn.Sequential(getattr(model, last), model.global_pool)
-    setattr(model, last, nn.Identity())
-    return _Trunk(model), specialised
-
-
-def _split_vit(model: VisionTransformer) -> tuple[nn.Module, nn.Module]:
-    pool = _TokenPool(model.global_pool, model.num_prefix_tokens)
-    specialised = nn.Sequential(model.blocks[-1], model.norm, pool, model.fc_norm)
-    model.blocks = model.blocks[:-1]
-    model.norm = nn.Identity()
-    model.fc_norm = nn.Identity()
-    return _Trunk(model), specialised
 
 
 class _Trunk(nn.Module):
@@ -126,40 +102,3 @@ class _TokenPool(nn.Module):
             tokens, pool_type=self.pool_type, num_prefix_tokens=self.num_prefix_tokens
         )
         return pooled
-
-
-def named_weights(module: nn.Module) -> dict[str, Tensor]:
-    """Return copies of all parameters by name, without gradients."""
-    return {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
-
-
-@torch.no_grad()
-def load_parameters_(module: nn.Module, weights: Weights) -> None:
-    """Copy ``weights`` into the parameters of the same names; buffers stay as they are."""
-    parameters = dict(module.named_parameters())
-    if parameters.keys() != weights.keys():
-        strangers = sorted(parameters.keys() ^ weights.keys())
-        raise ValueError(f"The weights belong to another module: {', '.join(strangers[:3])} are not in both.")
-    for name, parameter in parameters.items():
-        parameter.copy_(weights[name])
-
-
-def weight_delta(after: Weights, before: Weights) -> dict[str, Tensor]:
-    """Return what training changed: ``after - before``, by name."""
-    return {name: after[name] - before[name] for name in before}
-
-
-def merge_weights(
-    base: Weights, deltas: Sequence[Weights], scales: Sequence[float], *, alpha: float
-) -> dict[str, Tensor]:
-    """Return ``base + sum_i alpha * scales[i] * deltas[i]``, by name (DUCT's representation merging).
-
-    The sum is not an average: the total weight grows with the number of deltas.
-    """
-    if len(deltas) != len(scales):
-        raise ValueError(f"Each delta needs one scale; got {len(deltas)} deltas and {len(scales)} scales.")
-    merged = {name: values.clone() for name, values in base.items()}
-    for delta, scale in zip(deltas, scales, strict=True):
-        for name, values in merged.items():
-            values.add_(delta[name], alpha=alpha * scale)
-    return merged

@@ -1,4 +1,4 @@
-"""Optimal transport of classifier rows from new classes to old ones (DUCT's classifier consolidation)."""
+"""Optimal transport between the means of new and old classes (DUCT's classifier consolidation)."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cflat._ranges import Positive, Share, checked
+from cflat._ranges import Positive, checked
 
-__all__ = ["Sinkhorn", "transport_plan", "transport_rows"]
+__all__ = ["Sinkhorn", "transport_plan"]
 
 logger = logging.getLogger(__name__)
 
@@ -32,12 +32,8 @@ def transport_plan(
 ) -> Tensor:
     """Return the entropic plan between two sets of class means, (num_new, num_old), uniform marginals.
 
-    Args:
-        new_means: Mean features of the new classes, (num_new, D).
-        old_means: Mean features of the old classes, (num_old, D).
-        regularization: Entropy weight of Sinkhorn in units of the Euclidean distance; must be positive.
-        sinkhorn: ``log`` works with logarithms and is right for any regularization. ``plain`` is the public code's:
-            where all distances are above 745 times the regularization its kernel is 0, and so is its plan.
+    ``regularization`` is the entropy weight in units of the Euclidean distance. The Sinkhorn of logarithms is right for
+    any; the ``plain`` one is the public code's: where all distances are above 745 times it, its plan is 0.
     """
     import ot
 
@@ -60,34 +56,3 @@ def transport_plan(
             iterations,
         )
     return torch.from_numpy(plan).to(new_means)
-
-
-@checked
-def transport_rows(
-    old_rows: Tensor,
-    new_rows: Tensor,
-    old_means: Tensor,
-    new_means: Tensor,
-    *,
-    regularization: Positive = 0.02,
-    ratio: Share = 0.25,
-    normalize_plan: bool = True,
-    sinkhorn: Sinkhorn = "log",
-) -> Tensor:
-    """Return ``(1 - ratio) * old_rows + ratio * plan.T @ new_rows``: old rows that know new classes.
-
-    Args:
-        old_rows: Head rows of the old classes, (num_old, D).
-        new_rows: Head rows of the new classes, (num_new, D).
-        old_means: Mean features of the old classes under the pretrained backbone.
-        new_means: Mean features of the new classes under the pretrained backbone.
-        regularization: See `transport_plan`.
-        ratio: Share of the transported rows, in [0, 1].
-        normalize_plan: Scale the plan by num_old, so that each old row mixes in a true average of new rows.
-            The authors' code does not: its plan has mass 1/num_old per old class.
-        sinkhorn: See `transport_plan`.
-    """
-    plan = transport_plan(new_means, old_means, regularization=regularization, sinkhorn=sinkhorn)
-    if normalize_plan:
-        plan = plan * len(old_rows)
-    return (1 - ratio) * old_rows + ratio * plan.T @ new_rows
