@@ -7,11 +7,11 @@ from torch import nn
 from cflat.data import BatchLoader
 from cflat.methods._adapted import AdaptedClassifier, AdapterConfig
 from cflat.methods.aper import APER
-from cflat.nn import vit
 from cflat.nn.adapters import AdapterSet
 from cflat.nn.backbone import create_backbone
 from cflat.nn.surgery import train_unfrozen_
 from methods.streams import domain_stream, uneven_stream
+from nn.passes import vit_features
 from runs import tiny_inputs, tiny_method, tiny_run, tiny_stream
 
 
@@ -56,7 +56,7 @@ def test_a_cached_stem_gives_bit_equal_gradients():
 @torch.no_grad()
 def test_features_are_those_of_the_vit_with_adapters(name):
     network, images = adapted_classifier(name).eval(), torch.rand(3, 3, 32, 32)
-    expected = vit.features(network.backbone, images, adapters=list(network.adapters))
+    expected = vit_features(network.backbone, images, adapters=list(network.adapters))
     torch.testing.assert_close(network.features(images), expected, atol=1e-4, rtol=1e-4)
     fresh = AdaptedClassifier(network.backbone, AdapterSet(network.backbone)).eval()
     torch.testing.assert_close(fresh.features(images), network.backbone(images), atol=1e-4, rtol=1e-4)
@@ -82,7 +82,7 @@ def test_features_are_plain_and_adapted():
     tiny_run(method, stream)
     images, network = torch.rand(3, 3, 8, 8), method.network
     with torch.no_grad():
-        adapted = vit.features(network.backbone, images, adapters=list(network.adapters))
+        adapted = vit_features(network.backbone, images, adapters=list(network.adapters))
         expected = torch.cat([network.backbone(images), adapted], dim=1)
         assert (expected[:, :64] - expected[:, 64:]).abs().max() > 1e-3
         torch.testing.assert_close(method.features(images), expected, atol=1e-5, rtol=1e-4)

@@ -8,8 +8,8 @@ from torch.nn import functional
 
 from cflat.data import BatchLoader
 from cflat.methods.ease import EASEConfig, block_weights, complete_, reweighted_cosines
-from cflat.nn import vit
 from methods.streams import uneven_stream, whole_task
+from nn.passes import vit_features
 from runs import tiny_inputs, tiny_method, tiny_run
 
 sizes = st.lists(st.integers(1, 4), min_size=1, max_size=5)
@@ -86,7 +86,7 @@ def test_prototypes_are_true_means_where_images_were_and_completed_elsewhere(use
     backbone = method.network.backbone
     sets = [list(adapters) for adapters in (*method.frozen_sets, method.network.adapters)]
     batch = next(iter(BatchLoader(whole_task().train, tiny_inputs().eval, 100, shuffle=False)))
-    features = torch.stack([vit.features(backbone, batch.images, adapters=one) for one in sets])
+    features = torch.stack([vit_features(backbone, batch.images, adapters=one) for one in sets])
     torch.testing.assert_close(method.features(batch.images), features.transpose(0, 1), rtol=1e-4, atol=1e-4)
     true = torch.stack([features[:, batch.labels == label].mean(1) for label in range(6)], dim=1)
     completed = completed_by_loops(true[-3:], [0, 0, 0, 1, 2, 2], newest_only=False)

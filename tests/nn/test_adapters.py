@@ -11,6 +11,7 @@ from torch import nn
 from cflat.nn import vit
 from cflat.nn.adapters import Adapter, AdapterSet, forward_adapters
 from cflat.nn.backbone import Backbone, create_backbone
+from nn.passes import vit_features
 
 
 def trained_set(backbone: Backbone) -> AdapterSet:
@@ -24,7 +25,7 @@ def test_fresh_adapters_leave_features_bit_equal() -> None:
     backbone, images = create_backbone("vit_smoke").eval(), torch.rand(4, 3, 8, 8)
     adapters = AdapterSet(backbone)
     assert adapters.training  # dropout acts and still changes nothing
-    assert torch.equal(vit.features(backbone, images, adapters=adapters), backbone(images))
+    assert torch.equal(vit_features(backbone, images, adapters=adapters), backbone(images))
 
 
 def test_fresh_adapters_leave_real_features_bit_equal(shared: Path) -> None:
@@ -32,7 +33,7 @@ def test_fresh_adapters_leave_real_features_bit_equal(shared: Path) -> None:
     backbone = create_backbone("vit_tiny", weights=weights, image_size=112).eval()
     images = torch.rand(2, 3, 112, 112)
     with torch.inference_mode():
-        found = vit.features(backbone, images, adapters=AdapterSet(backbone))
+        found = vit_features(backbone, images, adapters=AdapterSet(backbone))
         assert torch.equal(found, backbone(images))
 
 
@@ -59,7 +60,7 @@ def test_adapters_stand_beside_the_mlp() -> None:
 def test_only_adapters_get_gradients_from_a_frozen_backbone() -> None:
     backbone = create_backbone("vit_smoke").eval().requires_grad_(False)
     adapters = trained_set(backbone)
-    vit.features(backbone, torch.rand(2, 3, 8, 8), adapters=adapters).sum().backward()
+    vit_features(backbone, torch.rand(2, 3, 8, 8), adapters=adapters).sum().backward()
     assert all(parameter.grad is not None for parameter in adapters.parameters())
     assert all(parameter.grad is None for parameter in backbone.parameters())
 
@@ -80,7 +81,7 @@ def test_many_sets_at_once_equal_separate_passes(name: str, max_tokens: int | No
     with torch.inference_mode():
         tokens = vit.embed(backbone, images)
         together = forward_adapters(backbone, tokens, adapter_sets, max_tokens=max_tokens)
-        separate = torch.stack([vit.features(backbone, images, adapters=one) for one in adapter_sets])
+        separate = torch.stack([vit_features(backbone, images, adapters=one) for one in adapter_sets])
     assert together.shape == (3, 5, backbone.feature_dim)
     torch.testing.assert_close(together, separate, atol=1e-4, rtol=1e-4)
     assert (separate[0] - separate[1]).abs().max() > 1e-2

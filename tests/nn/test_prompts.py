@@ -11,6 +11,7 @@ from cflat.nn import vit
 from cflat.nn.backbone import Backbone, create_backbone
 from cflat.nn.heads import LinearHead
 from cflat.nn.prompts import PrefixPrompts, PromptPool, majority
+from nn.passes import vit_features
 
 
 def count(module: torch.nn.Module) -> int:
@@ -91,7 +92,7 @@ def test_the_order_of_ids_does_not_change_prompt_features(backbone: Backbone) ->
 
     def features(ids: list[int]) -> torch.Tensor:
         prompted = vit.insert_prompts(backbone, tokens, pool.tokens(torch.tensor([ids])))
-        return vit.pool_prompts(backbone, vit.run_blocks(backbone, prompted), pool.num_tokens)
+        return backbone.model.norm(vit.run_blocks(backbone, prompted)[:, 1 : 1 + pool.num_tokens]).mean(1)
 
     torch.testing.assert_close(features([1, 4, 2, 0, 7]), features([7, 2, 1, 0, 4]), atol=1e-5, rtol=1e-4)
 
@@ -120,9 +121,9 @@ def test_prefixes_reach_their_blocks_in_the_right_layout(backbone: Backbone) -> 
 def test_prefixed_samples_do_not_hear_of_each_other(backbone: Backbone) -> None:
     prompts, images = PrefixPrompts(backbone), torch.rand(4, 3, 8, 8)
     ids = torch.tensor([3, 0, 9, 3])
-    together = vit.features(backbone, images, prefixes=prompts.prefixes(ids))
+    together = vit_features(backbone, images, prefixes=prompts.prefixes(ids))
     for sample in range(4):
-        alone = vit.features(backbone, images[sample : sample + 1], prefixes=prompts.prefixes(ids[sample : sample + 1]))
+        alone = vit_features(backbone, images[sample : sample + 1], prefixes=prompts.prefixes(ids[sample : sample + 1]))
         torch.testing.assert_close(together[sample], alone[0], atol=1e-5, rtol=1e-4)
 
 

@@ -7,6 +7,7 @@ import torch
 
 from cflat.nn import vit
 from cflat.nn.backbone import Backbone, create_backbone
+from nn.passes import vit_features
 
 
 @pytest.fixture
@@ -30,20 +31,17 @@ def test_pieces_make_the_whole(name: str) -> None:
     images = torch.rand(2, 3, 32, 32)
     tokens = vit.run_blocks(backbone, vit.embed(backbone, images))
     assert torch.equal(vit.pool(backbone, tokens), backbone(images))
-    assert torch.equal(vit.features(backbone, images), backbone(images))
 
 
 def test_blocks_can_be_run_in_parts(backbone: Backbone, images: torch.Tensor) -> None:
     tokens = vit.embed(backbone, images)
     halves = vit.run_blocks(backbone, vit.run_blocks(backbone, tokens, 0, 2), 2)
     assert torch.equal(halves, vit.run_blocks(backbone, tokens))
-    attended = vit.attend(backbone.model.blocks[1], vit.run_blocks(backbone, tokens, 0, 1))
-    assert torch.equal(vit.run_blocks(backbone, attended, 1, is_attended=True), halves)
 
 
 def test_empty_prefixes_change_nothing(backbone: Backbone, images: torch.Tensor) -> None:
     prefixes = dict.fromkeys(range(6), random_prefix(0))
-    torch.testing.assert_close(vit.features(backbone, images, prefixes=prefixes), backbone(images))
+    torch.testing.assert_close(vit_features(backbone, images, prefixes=prefixes), backbone(images))
 
 
 def test_prefix_attention_equals_a_naive_one(backbone: Backbone) -> None:
@@ -66,8 +64,8 @@ def test_prefix_attention_equals_a_naive_one(backbone: Backbone) -> None:
 def test_one_prefix_serves_a_whole_batch(backbone: Backbone, images: torch.Tensor) -> None:
     keys, values = random_prefix(4, batch_size=1)
     repeated = keys.expand(3, -1, -1, -1), values.expand(3, -1, -1, -1)
-    found = vit.features(backbone, images, prefixes={1: (keys, values)})
-    assert torch.equal(found, vit.features(backbone, images, prefixes={1: repeated}))
+    found = vit_features(backbone, images, prefixes={1: (keys, values)})
+    assert torch.equal(found, vit_features(backbone, images, prefixes={1: repeated}))
     assert not torch.allclose(found, backbone(images))
 
 
@@ -82,15 +80,12 @@ def test_prompts_sit_behind_the_class_token_at_its_position(backbone: Backbone, 
     assert torch.equal(prompted[:, :1], tokens[:, :1])
     assert torch.equal(prompted[:, 1:5], prompts + backbone.model.pos_embed[:, :1])
     assert torch.equal(prompted[:, 5:], tokens[:, 1:])
-    output = vit.run_blocks(backbone, prompted)
-    expected = backbone.model.norm(output)[:, 1:5].mean(1)
-    torch.testing.assert_close(vit.pool_prompts(backbone, output, 4), expected)
 
 
 def test_gradients_reach_prefixes_and_spare_frozen_weights(backbone: Backbone, images: torch.Tensor) -> None:
     backbone.requires_grad_(False)
     keys, values = (part.requires_grad_() for part in random_prefix(2))
-    vit.features(backbone, images, prefixes={2: (keys, values)}).square().sum().backward()
+    vit_features(backbone, images, prefixes={2: (keys, values)}).square().sum().backward()
     assert keys.grad.abs().sum() > 0
     assert values.grad.abs().sum() > 0
     assert all(parameter.grad is None for parameter in backbone.parameters())
@@ -98,7 +93,7 @@ def test_gradients_reach_prefixes_and_spare_frozen_weights(backbone: Backbone, i
 
 def test_prefixes_work_under_autocast(backbone: Backbone, images: torch.Tensor) -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = vit.features(backbone, images, prefixes={0: random_prefix(2)})
+        found = vit_features(backbone, images, prefixes={0: random_prefix(2)})
     assert found.isfinite().all()
 
 
@@ -107,7 +102,7 @@ def test_other_networks_and_blocks_are_refused(images: torch.Tensor) -> None:
         vit.embed(create_backbone("resnet32"), images)
     parallel = create_backbone("timm:vit_small_patch16_18x2_224", image_size=16)
     with pytest.raises(ValueError, match="plain pre-norm blocks, got ParallelThingsBlock"):
-        vit.features(parallel, images, prefixes={0: random_prefix(2)})
+        vit_features(parallel, images, prefixes={0: random_prefix(2)})
 
 
 @pytest.mark.parametrize("num_outputs", [1, 3])
@@ -119,7 +114,4 @@ def test_fewer_outputs_are_the_first_of_all(num_outputs: int):
     last = len(backbone.model.blocks) - 1
     before = vit.run_blocks(backbone, tokens, 0, last)
     torch.testing.assert_close(vit.run_blocks(backbone, tokens, 0, last, num_outputs=num_outputs), before)
-    attended = vit.attend(backbone.model.blocks[last], before)
-    some = vit.run_blocks(backbone, attended, last, is_attended=True, num_outputs=num_outputs)
-    torch.testing.assert_close(some, whole[:, :num_outputs])
     assert vit.num_read(backbone) == 1

@@ -70,10 +70,6 @@ class Batch:
 
     def to(self, device: torch.device | str) -> Batch:
         """Return the batch with every tensor on ``device``; copies from pinned memory do not block."""
-        return replace(
-            self,
-            images=self.images.to(device, non_blocking=True),
-            labels=self.labels.to(device, non_blocking=True),
-            rows=self.rows.to(device, non_blocking=True),
-            extras={name: value.to(device, non_blocking=True) for name, value in self.extras.items()},
-        )
+        images, labels, rows = (part.to(device, non_blocking=True) for part in (self.images, self.labels, self.rows))
+        extras = {name: value.to(device, non_blocking=True) for name, value in self.extras.items()}
+        return replace(self, images=images, labels=labels, rows=rows, extras=extras)

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from cflat._errors import ConfigError, DataError
 from cflat._registry import Registry
@@ -164,7 +165,8 @@ def load_dataset(
         ConfigError: If the catalogue has no such name.
         DataError: If files are missing, broken or inconsistent; the message says which.
     """
-    dataset = read_dataset(name, root, refuse, short_side=short_side, cache_bytes=cache_bytes, num_workers=num_workers)
+    cache = DecodedCache(cache_bytes)
+    dataset = read_dataset(name, root, short_side=short_side, cache=cache, num_workers=num_workers)
     return dataset.hold_out(validation, seed).subsample(
         train_per_class, test_per_class, seed, validation_per_class=validation_per_class
     )
@@ -181,25 +183,13 @@ def locate_dataset(name: str, root: str | Path | None = None) -> Path | None:
     return None if source.spec.is_embedded else source.find()
 
 
-def read_dataset(
-    name: str,
-    root: str | Path | None,
-    report: Report,
-    *,
-    short_side: int | None = None,
-    cache_bytes: int = DEFAULT_CACHE_BYTES,
-    num_workers: int = 0,
-) -> Dataset:
-    """Load all of a dataset, with every problem that can be passed over given to ``report``."""
+def read_dataset(name: str, root: str | Path | None, *, report: Report = refuse, **how: Any) -> Dataset:
+    """Load all of a dataset, with every problem that can be passed over given to ``report``.
+
+    ``how`` are further fields of `Source`.
+    """
     spec, loader, path = _resolve(name)
-    source = replace(
-        _source(name, root),
-        short_side=short_side,
-        cache=DecodedCache(cache_bytes),
-        num_workers=num_workers,
-        report=report,
-    )
-    loaded = loader(source)
+    loaded = loader(_source(name, root, report=report, **how))
     dataset = replace(loaded, name=name if path else spec.name, split=spec.split or loaded.split)
     # A class too few or too many would shift the labels of all that follow, and with them the class order.
     if spec.num_classes not in (None, dataset.num_classes):
@@ -208,14 +198,10 @@ def read_dataset(
     return dataset
 
 
-def _source(name: str, root: str | Path | None) -> Source:
+def _source(name: str, root: str | Path | None, **how: Any) -> Source:
     spec, _, path = _resolve(name)
     given = os.environ.get(ROOT_VARIABLE) if root is None else root
-    return Source(
-        spec,
-        root=_user_path(given) if given else None,
-        path=None if path is None else _user_path(path),
-    )
+    return Source(spec, _user_path(given) if given else None, None if path is None else _user_path(path), **how)
 
 
 def _user_path(text: str | Path) -> Path:

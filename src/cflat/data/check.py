@@ -18,7 +18,7 @@ from cflat._errors import DataError
 from cflat.data.catalog import DatasetSpec, dataset_spec, read_dataset
 from cflat.data.dataset import Dataset
 from cflat.data.images import ImageSet
-from cflat.data.pixels import FilePixels
+from cflat.data.pixels import DecodedCache, FilePixels
 from cflat.data.stream import Stream
 
 __all__ = ["DataReport", "Finding", "SplitCounts", "check_dataset", "require_readable"]
@@ -91,12 +91,8 @@ class DataReport:
 def require_readable(stream: Stream, name: str, root: str | Path | None = None) -> None:
     """Look at the headers of all image files of a stream, so that a broken one is found before training.
 
-    A header costs a small part of decoding an image; a file that was cut off later is not found here.
-
-    Args:
-        stream: What will be read.
-        name: Its dataset, as for `load_dataset`.
-        root: The data root.
+    A header costs a small part of decoding an image; a file that was cut off later is not found here. ``name`` and
+    ``root`` are those of `load_dataset`.
 
     Raises:
         DataError: With the first file that cannot be read, and how to see them all.
@@ -125,7 +121,7 @@ def check_dataset(name: str, root: str | Path | None = None, *, read_images: boo
     spec = dataset_spec(name)
     problems: list[str] = []
     try:
-        dataset = read_dataset(name, root, problems.append, cache_bytes=0)
+        dataset = read_dataset(name, root, report=problems.append, cache=DecodedCache(0))
     except DataError as error:
         problems.append(str(error))
         findings = tuple(Finding("error", problem) for problem in problems)

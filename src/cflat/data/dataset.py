@@ -76,14 +76,8 @@ class Dataset:
         """
         if validation == 0:
             return self
-        held = [
-            np.random.default_rng((seed, _HELD_OUT, label, domain + 1)).permutation(positions)[
-                : share_of(validation, len(positions))
-            ]
-            for (label, domain), positions in image_groups(self.train).items()
-        ]
         is_held = np.zeros(len(self.train), dtype=bool)
-        is_held[np.concatenate(held)] = True
+        is_held[_chosen(self.train, (seed, _HELD_OUT), lambda count: share_of(validation, count))] = True
         return replace(self, train=self.train.select(~is_held), validation=self.train.select(is_held))
 
 
@@ -117,11 +111,16 @@ def subsample(images: ImageSet, per_class: int | None, key: Sequence[int], name:
     if per_class is None:
         return images
     check(name, per_class, above=0, integer=True)
-    kept = [
-        np.random.default_rng((*key, label, domain + 1)).permutation(positions)[:per_class]
+    return images.select(_chosen(images, key, lambda count: per_class))
+
+
+def _chosen(images: ImageSet, key: Sequence[int], how_many: Callable[[int], int]) -> Indices:
+    """Return positions of random images, ``how_many(count)`` of each (label, domain) that has ``count``."""
+    chosen = [
+        np.random.default_rng((*key, label, domain + 1)).permutation(positions)[: how_many(len(positions))]
         for (label, domain), positions in image_groups(images).items()
     ]
-    return images.select(np.sort(np.concatenate(kept)))
+    return np.sort(np.concatenate(chosen))
 
 
 def validate_dataset(dataset: Dataset, report: Report = refuse) -> None:
@@ -134,7 +133,17 @@ def validate_dataset(dataset: Dataset, report: Report = refuse) -> None:
         _validate_range(images, "Label", images.labels, dataset.num_classes, where, report)
         if images.domains is not None:
             _validate_range(images, "Domain", images.domains, num_domains, where, report)
-    _validate_classes(dataset, report)
+    labels = np.arange(dataset.num_classes)
+    trained, tested = np.isin(labels, dataset.train.labels), np.isin(labels, dataset.test.labels)
+    for which, fact in (
+        (~trained & tested, "in the test split but not in the train split; add training images or remove it"),
+        (~trained & ~tested, "empty: no image has its label; add images or remove it"),
+    ):
+        wrong = np.flatnonzero(which)
+        if len(wrong):
+            more = f" and {len(wrong) - 1} other classes are" if len(wrong) > 1 else " is"
+            name = dataset.class_names[wrong[0]]
+            report(f"Class {name!r} (label {wrong[0]}) of dataset {dataset.name!r}{more} {fact}.")
 
 
 def count_labels(labels: npt.ArrayLike, where: str) -> int:
@@ -151,20 +160,6 @@ def count_labels(labels: npt.ArrayLike, where: str) -> int:
             f" 0 to {len(values) - 1}."
         )
     return highest + 1
-
-
-def _validate_classes(dataset: Dataset, report: Report) -> None:
-    labels = np.arange(dataset.num_classes)
-    trained, tested = np.isin(labels, dataset.train.labels), np.isin(labels, dataset.test.labels)
-    for which, fact in (
-        (~trained & tested, "in the test split but not in the train split; add training images or remove it"),
-        (~trained & ~tested, "empty: no image has its label; add images or remove it"),
-    ):
-        wrong = np.flatnonzero(which)
-        if len(wrong):
-            more = f" and {len(wrong) - 1} other classes are" if len(wrong) > 1 else " is"
-            name = dataset.class_names[wrong[0]]
-            report(f"Class {name!r} (label {wrong[0]}) of dataset {dataset.name!r}{more} {fact}.")
 
 
 def _validate_range(images: ImageSet, what: str, values: Indices, count: int, where: str, report: Report) -> None:

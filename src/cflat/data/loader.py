@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import KW_ONLY, dataclass
 from functools import cache
 
 import numpy as np
@@ -38,6 +39,7 @@ def _tell_of_joining() -> None:
     )
 
 
+@dataclass(eq=False, repr=False)
 class BatchLoader:
     """Yield transformed batches of an image set.
 
@@ -60,41 +62,29 @@ class BatchLoader:
         prefetch: Batches to prepare ahead on a background thread; 0 prepares them in the calling thread.
     """
 
-    def __init__(
-        self,
-        images: ImageSet,
-        transform: Transform,
-        batch_size: int,
-        *,
-        shuffle: bool,
-        seed: int = 0,
-        task: int = 0,
-        drop_last: bool = False,
-        least_last: int = 1,
-        rank: int = 0,
-        world_size: int = 1,
-        device: torch.device | str = "cpu",
-        prefetch: int = 0,
-    ) -> None:
-        check("batch_size", batch_size, above=0, integer=True)
-        check("world_size", world_size, above=0, integer=True)
-        check("rank", rank, at_least=0, below=world_size, integer=True)
-        for name, value in (("seed", seed), ("task", task), ("prefetch", prefetch)):
-            check(name, value, at_least=0, integer=True)
-        if len(images) == 0:
+    images: ImageSet
+    transform: Transform
+    batch_size: int
+    _: KW_ONLY
+    shuffle: bool
+    seed: int = 0
+    task: int = 0
+    drop_last: bool = False
+    least_last: int = 1
+    rank: int = 0
+    world_size: int = 1
+    device: torch.device | str = "cpu"
+    prefetch: int = 0
+
+    def __post_init__(self) -> None:
+        check("batch_size", self.batch_size, above=0, integer=True)
+        check("world_size", self.world_size, above=0, integer=True)
+        check("rank", self.rank, at_least=0, below=self.world_size, integer=True)
+        for name in ("seed", "task", "prefetch"):
+            check(name, getattr(self, name), at_least=0, integer=True)
+        if len(self.images) == 0:
             raise ValueError("BatchLoader needs at least one image, got an empty set.")
-        self.images = images
-        self.transform = transform
-        self.batch_size = batch_size
-        self.shuffle = shuffle
-        self.seed = seed
-        self.task = task
-        self.drop_last = drop_last
-        self.least_last = least_last
-        self.rank = rank
-        self.world_size = world_size
-        self.device = torch.device(device)
-        self.prefetch = prefetch
+        self.device = torch.device(self.device)
         if self.has_joined:
             _tell_of_joining()
 
@@ -168,8 +158,7 @@ class BatchLoader:
             yield self._batch(order, epoch, step, decoded)
 
     def _prefetched(self, order: Indices, epoch: int, steps: range) -> Iterator[Batch]:
-        # One thread: steps arrive in order, and decoding and transforms leave the interpreter lock to the
-        # model.
+        # One thread: steps arrive in order, and decoding and transforms leave the interpreter lock to the model.
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="cflat-loader") as pool:
             pending: list[Future[Batch]] = []
             try:

@@ -38,10 +38,6 @@ def herding(features: Tensor, num: int) -> Tensor:
     With L2-normalised rows v_i and their mean mu, step k takes the unused i that minimises
     ``|mu - (v_i + sum of chosen) / k|``. Each step is one matrix-vector product.
 
-    Args:
-        features: (N, d), one row per image.
-        num: How many to choose, at most N.
-
     >>> herding(torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]), 1).tolist()
     [2]
     """
@@ -132,9 +128,7 @@ class ExemplarMemory:
     def update(self, train: ImageSet, features: Tensor | None = None) -> None:
         """Shrink the stored classes to their new share and add exemplars of a finished task.
 
-        Args:
-            train: The training images of the task.
-            features: (len(train), d) for herding: features in evaluation mode under the test transform.
+        Herding needs the features of ``train``, (len(train), d), in evaluation mode under the test transform.
         """
         if self.selection == "herding" and (features is None or len(features) != len(train)):
             got = "none" if features is None else len(features)
@@ -164,12 +158,7 @@ class ExemplarMemory:
         }
 
     def load_state(self, state: MemoryState, train: ImageSet) -> None:
-        """Restore the exemplars of a checkpoint from the training images that they were taken from.
-
-        Args:
-            state: What `state` returned.
-            train: Images that contain every stored row, for example ``stream.all_train``.
-        """
+        """Restore the exemplars of a checkpoint from training images that hold every row, as ``stream.all_train``."""
         position = {row: index for index, row in enumerate(train.rows.tolist())}
         where: dict[tuple[int, int], list[int]] = {}
         for row, label, update in state["exemplars"].tolist():

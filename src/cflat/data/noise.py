@@ -23,11 +23,7 @@ def with_label_noise(stream: Stream, label_noise: Fraction, seed: int = 0) -> St
 
     The new label is another class of the same task, so that images stay in their task and no class of a later task is
     given away. Every class keeps at least one image of its own. Test and validation images keep their labels.
-
-    Args:
-        stream: What to spoil.
-        label_noise: Share of the labels; in [0, 1). 0 returns the stream itself.
-        seed: Decides which labels, and what they become.
+    ``label_noise`` is the share, in [0, 1); 0 returns the stream itself.
 
     Raises:
         DataError: If a task has a single class: there is no other label to give.

@@ -25,7 +25,7 @@ from torch import Tensor
 from cflat._errors import DataError
 from cflat._ranges import check
 
-__all__ = ["ArrayPixels", "DecodedCache", "FilePixels", "Indices", "PixelStore", "Pixels", "decode_image"]
+__all__ = ["ArrayPixels", "ArrayStore", "DecodedCache", "FilePixels", "Indices", "PixelStore", "Pixels", "decode_image"]
 
 Indices: TypeAlias = npt.NDArray[np.int64]
 Pixels: TypeAlias = Tensor | list[Tensor]
@@ -50,22 +50,47 @@ class PixelStore(Protocol):
 
     def read(self, rows: Indices) -> Pixels:
         """Return the uint8 images of these rows, in their order."""
-        ...
 
     def content(self, row: int) -> bytes:
         """Return bytes that are equal for equal images: encoded files as they lie on disk, or raw pixels."""
-        ...
 
     def describe(self, row: int) -> str:
         """Name an image for a message: its path, or its row."""
-        ...
 
     def fingerprint(self, rows: Indices | None = None) -> str:
         """Return a hash that changes when the images of these rows, or of all, are others or in another order."""
-        ...
 
 
-class ArrayPixels:
+class ArrayStore:
+    """Hold a number of equal-sized arrays in memory, one for each image, under a name for messages."""
+
+    def __init__(self, values: Tensor, name: str) -> None:
+        self.name = name
+        self._values = values
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def read(self, rows: Indices) -> Tensor:
+        """Return the arrays of these rows as one batch."""
+        return self._values[torch.from_numpy(np.ascontiguousarray(rows))]
+
+    def content(self, row: int) -> bytes:
+        """Return the raw numbers of one image."""
+        return self._values[row].numpy().tobytes()
+
+    def describe(self, row: int) -> str:
+        """Name an image by the array and its row."""
+        return f"{self.name}[{row}]"
+
+    def fingerprint(self, rows: Indices | None = None) -> str:
+        """Hash shape and numbers, always of all rows."""
+        digest = hashlib.blake2b(str(tuple(self._values.shape)).encode(), digest_size=16)
+        digest.update(self._values.numpy().data)
+        return digest.hexdigest()
+
+
+class ArrayPixels(ArrayStore):
     """Hold equal-sized uint8 images in memory.
 
     Args:
@@ -81,30 +106,11 @@ class ArrayPixels:
             raise DataError(f"{name} has shape {tuple(array.shape)}; {_EXPECTED}")
         if len(images) and 0 in images.shape:
             raise DataError(f"{name} has shape {tuple(array.shape)}: images without pixels.")
-        self.name = name
-        self._images = images.contiguous()
-
-    def __len__(self) -> int:
-        return len(self._images)
+        super().__init__(images.contiguous(), name)
 
     def read(self, rows: Indices) -> Tensor:
-        """Return the images of these rows as one batch."""
-        images = self._images[torch.from_numpy(np.ascontiguousarray(rows))]
-        return images if images.shape[1] == 3 else images.expand(-1, 3, -1, -1)
-
-    def content(self, row: int) -> bytes:
-        """Return the raw pixels of one image."""
-        return self._images[row].numpy().tobytes()
-
-    def describe(self, row: int) -> str:
-        """Name an image by the array and its row."""
-        return f"{self.name}[{row}]"
-
-    def fingerprint(self, rows: Indices | None = None) -> str:
-        """Hash shape and pixels, always of all rows."""
-        digest = hashlib.blake2b(str(tuple(self._images.shape)).encode(), digest_size=16)
-        digest.update(self._images.numpy().data)
-        return digest.hexdigest()
+        """Return the images of these rows as one batch, grey ones with three equal channels."""
+        return super().read(rows).expand(-1, 3, -1, -1)
 
 
 _EXPECTED = "expected (images, height, width, 3), (images, height, width, 1) or (images, height, width)."
@@ -163,8 +169,7 @@ class FilePixels:
     Args:
         root: Folder that the paths are relative to.
         paths: One relative path per row.
-        short_side: Shrink images whose shorter side is longer than this; ``None`` keeps the file's
-            resolution.
+        short_side: Shrink images whose shorter side is longer than this; ``None`` keeps the file's resolution.
         cache: Where decoded images are kept; the splits of a dataset share one.
         num_workers: Processes in which a `BatchLoader` has images decoded ahead; 0 decodes when they are read.
     """

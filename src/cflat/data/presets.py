@@ -47,14 +47,6 @@ def _central(size: int) -> tuple[Stage, ...]:
     return (ResizeCrop(size * 256 // 224, size),)  # truncated as PILOT does: 109 pixels for 96
 
 
-def _imagenet_train(size: int) -> tuple[Stage, ...]:
-    return RandomResizedCrop(size), Flip()
-
-
-def _cifar_train(size: int) -> tuple[Stage, ...]:
-    return PaddedCrop(size, padding=max(1, size // 8)), Flip(), Brightness(63 / 255)
-
-
 def _whole(size: int) -> tuple[Stage, ...]:
     return (ResizeCrop(size, size, "bilinear"),)
 
@@ -71,14 +63,14 @@ for _preset in (
     Preset(
         "imagenet",
         "random crops from 8 % of the area, flips, ImageNet statistics: ResNets on photographs",
-        _imagenet_train,
+        lambda size: (RandomResizedCrop(size), Flip()),
         _central,
         Normalize(IMAGENET_MEAN, IMAGENET_STD),
     ),
     Preset(
         "cifar",
         "padded crops, flips, brightness, CIFAR statistics: ResNets at 32 px",
-        _cifar_train,
+        lambda size: (PaddedCrop(size, padding=max(1, size // 8)), Flip(), Brightness(63 / 255)),
         _whole,
         Normalize(CIFAR_MEAN, CIFAR_STD),
     ),
@@ -93,11 +85,7 @@ def train_transform(
 ) -> Transform:
     """Return the training transform of a preset.
 
-    Args:
-        preset: A name in `PRESETS`.
-        image_size: Side of the square input of the backbone.
-        mean: Channel means of the backbone's data config; used by presets that normalise with them.
-        std: Channel deviations of the backbone's data config.
+    ``mean`` and ``std`` are of the backbone's data config, for presets that normalise with them.
 
     >>> train_transform("cifar", 32).num_draws
     4

@@ -162,14 +162,12 @@ def build_stream(
         dataset: What to cut; it is validated first.
         scenario: ``class``: new classes per task, no task id at test time; ``task``: the same tasks, task
             id known at test time; ``domain``: the same classes in a new domain per task.
-        initial: Classes of the first task (0: as many as ``increment``); by default the dataset's usual
-            split.
+        initial: Classes of the first task (0: as many as ``increment``); by default the dataset's usual split.
         increment: Classes of every later task.
-        order_seed: Seed of the class order; ``None`` keeps the dataset's order. Domain streams always keep
-            it.
+        order_seed: Seed of the class order; ``None`` keeps the dataset's order. Domain streams always keep it.
         task_order_seed: Shuffle the finished tasks (or domains) with this seed.
-        labels: Domain streams only. ``shared``: one label per class; ``growing``: class + num_classes *
-            task, so that the head grows with every domain.
+        labels: Domain streams only. ``shared``: one label per class; ``growing``: class + num_classes * task, so that
+            the head grows with every domain.
         domain_order: Domain streams only: names of the domains to use, in order.
 
     Raises:
@@ -178,13 +176,29 @@ def build_stream(
     require_known("scenario", scenario, get_args(Scenario))
     validate_dataset(dataset)
     if scenario == "domain":
-        return _require_validation(dataset, _domain_stream(dataset, labels, domain_order, task_order_seed))
+        stream = _domain_stream(dataset, labels, domain_order, task_order_seed)
+    else:
+        stream = _class_stream(dataset, scenario, initial, increment, order_seed, task_order_seed)
+    for task in stream.tasks if dataset.validation is not None else ():
+        if task.validation is None or len(task.validation) == 0:
+            raise DataError(
+                f"Task {task.name!r} of dataset {dataset.name!r} has no validation image: none of its classes has two"
+                " training images; add images, or do without validation."
+            )
+    return stream
+
+
+def _class_stream(
+    dataset: Dataset,
+    scenario: Scenario,
+    initial: int | None,
+    increment: int | None,
+    order_seed: int | None,
+    task_order_seed: int | None,
+) -> Stream:
     usual = dataset.split or _even_split(dataset.num_classes)
-    sizes = task_sizes(
-        dataset.num_classes,
-        usual[0] if initial is None else initial,
-        usual[1] if increment is None else increment,
-    )
+    chosen = (usual[0] if initial is None else initial, usual[1] if increment is None else increment)
+    sizes = task_sizes(dataset.num_classes, *chosen)
     if min(sizes) == 1:
         logger.warning(
             "%d of %d tasks of %s have a single class: there is nothing to tell apart in them, and a method that "
@@ -195,8 +209,25 @@ def build_stream(
             dataset.name,
         )
     groups = np.split(class_order(dataset.num_classes, order_seed), np.cumsum(sizes)[:-1])
-    order = [groups[i] for i in class_order(len(groups), task_order_seed)]
-    return _require_validation(dataset, _class_stream(dataset, scenario, order))
+    groups = [groups[i] for i in class_order(len(groups), task_order_seed)]
+    order = np.concatenate(groups)
+    label_of = np.argsort(order)
+    stops = np.cumsum([len(group) for group in groups]).tolist()
+    ranges = [range(stop - len(group), stop) for stop, group in zip(stops, groups, strict=True)]
+    splits = (dataset.train, dataset.test, dataset.validation)
+    parts = ([None] * len(ranges) if images is None else _of_each(images, label_of, ranges) for images in splits)
+    tasks = [
+        Task(i, f"classes {r.start}-{r.stop - 1}", r, *images)
+        for i, (r, *images) in enumerate(zip(ranges, *parts, strict=True))
+    ]
+    for task in tasks:
+        if len(task.test) == 0:
+            raise DataError(
+                f"Task {task.index} ({task.name}) of dataset {dataset.name!r} has no test images: none of its classes"
+                " has any. Add test images, or put more classes into a task with stream.increment."
+            )
+    names = tuple(dataset.class_names[label] for label in order)
+    return Stream(scenario, tuple(tasks), dataset.num_classes, names)
 
 
 def _even_split(num_classes: int) -> tuple[int, int]:
@@ -213,33 +244,9 @@ def _even_split(num_classes: int) -> tuple[int, int]:
     return size + is_left, size
 
 
-def _class_stream(dataset: Dataset, scenario: Scenario, groups: list[Indices]) -> Stream:
-    order = np.concatenate(groups)
-    train = dataset.train.with_labels(np.argsort(order)[dataset.train.labels])
-    test = dataset.test.with_labels(np.argsort(order)[dataset.test.labels])
-    validation = dataset.validation
-    if validation is not None:
-        validation = validation.with_labels(np.argsort(order)[validation.labels])
-    stops = np.cumsum([len(group) for group in groups]).tolist()
-    ranges = [range(stop - len(group), stop) for stop, group in zip(stops, groups, strict=True)]
-    splits = [_of_each(images, ranges) for images in (train, test)]
-    held_out = [None] * len(ranges) if validation is None else _of_each(validation, ranges)
-    tasks = [
-        Task(i, f"classes {r.start}-{r.stop - 1}", r, *parts)
-        for i, (r, *parts) in enumerate(zip(ranges, *splits, held_out, strict=True))
-    ]
-    for task in tasks:
-        if len(task.test) == 0:
-            raise DataError(
-                f"Task {task.index} ({task.name}) of dataset {dataset.name!r} has no test images: none of its classes"
-                " has any. Add test images, or put more classes into a task with stream.increment."
-            )
-    names = tuple(dataset.class_names[label] for label in order)
-    return Stream(scenario, tuple(tasks), dataset.num_classes, names)
-
-
-def _of_each(images: ImageSet, ranges: Sequence[range]) -> list[ImageSet]:
-    """Return the images of each range of labels, in their order: one sort, however many tasks there are."""
+def _of_each(images: ImageSet, label_of: Indices, ranges: Sequence[range]) -> list[ImageSet]:
+    """Return the images of each range of new labels, in their order: one sort, however many tasks there are."""
+    images = images.with_labels(label_of[images.labels])
     order = np.argsort(images.labels, kind="stable")
     bounds = np.searchsorted(images.labels[order], [bound for r in ranges for bound in (r.start, r.stop)])
     return [images.select(np.sort(order[start:stop])) for start, stop in bounds.reshape(-1, 2)]
@@ -268,17 +275,6 @@ def _domain_stream(
     _require_every_class(dataset, tasks)
     names = tuple(f"{task.name}/{name}" for task in tasks for name in dataset.class_names)
     return Stream("domain", tuple(tasks), len(names), names, label_modulus=count)
-
-
-def _require_validation(dataset: Dataset, stream: Stream) -> Stream:
-    """Return the stream, unless images were kept aside but some task has none of them."""
-    for task in stream.tasks if dataset.validation is not None else ():
-        if task.validation is None or len(task.validation) == 0:
-            raise DataError(
-                f"Task {task.name!r} of dataset {dataset.name!r} has no validation image: none of its classes has two"
-                " training images; add images, or do without validation."
-            )
-    return stream
 
 
 def _ordered_domains(dataset: Dataset, wanted: Sequence[str] | None) -> list[tuple[int, str]]:

@@ -47,11 +47,9 @@ class Stage(Protocol):
     @property
     def num_draws(self) -> int:
         """Uniform numbers that the stage consumes per image."""
-        ...
 
     def __call__(self, images: Pixels, draws: Tensor) -> Tensor:
         """Transform a batch, given ``draws`` of shape (B, num_draws)."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -211,14 +209,9 @@ def unit_range(images: Tensor) -> Tensor:
 def crop_boxes(shapes: Tensor, draws: Tensor, scale: Sequence[float], ratio: Sequence[float]) -> Tensor:
     """Return a random (top, left, height, width) per image: torchvision's rule for `RandomResizedCrop`.
 
-    Area and aspect (log-uniform) are drawn up to `CROP_ATTEMPTS` times; the first pair that fits is taken,
-    else the largest central crop with an allowed aspect.
-
-    Args:
-        shapes: (B, 2) heights and widths.
-        draws: (B, 2 * CROP_ATTEMPTS + 2) uniform numbers: areas, aspects, then the place.
-        scale: Range of the area, as a fraction of the image.
-        ratio: Range of width / height.
+    Area (a fraction of the image) and aspect (width / height, log-uniform) are drawn up to `CROP_ATTEMPTS` times; the
+    first pair that fits is taken, else the largest central crop with an allowed aspect. ``shapes`` are heights and
+    widths, (B, 2); ``draws`` are areas, aspects, then the place, (B, 2 * CROP_ATTEMPTS + 2).
     """
     height, width = shapes.double().unsqueeze(-1).unbind(1)  # (B, 1) each
     area_draws, ratio_draws, place = draws.split([CROP_ATTEMPTS, CROP_ATTEMPTS, 2], dim=1)
@@ -239,15 +232,10 @@ def crop_boxes(shapes: Tensor, draws: Tensor, scale: Sequence[float], ratio: Seq
 
 
 def resample(images: Tensor, boxes: Tensor, size: int) -> Tensor:
-    """Cut one box out of each image and resize it to ``size``, all images at once.
+    """Cut one box (top, left, height, width) out of each float image and resize it to ``size``, all images at once.
 
     Equal to torchvision's antialiased bilinear resize of each crop: a separable filter, here as one weight
     matrix per image and axis, so that a batch costs two batched matrix products.
-
-    Args:
-        images: Float (B, C, H, W).
-        boxes: (B, 4) top, left, height, width.
-        size: Side of the result.
     """
     top, left, height, width = boxes.unbind(1)
     rows = _filter_weights(top, height, images.shape[2], size, images.dtype)

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
-
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from cflat._errors import DataError
 from cflat.data.images import ImageSet
-from cflat.data.pixels import Indices
+from cflat.data.pixels import ArrayStore
 
 __all__ = ["ArrayVectors", "vector_size"]
 
 
-class ArrayVectors:
+class ArrayVectors(ArrayStore):
     """Hold float32 vectors in memory, addressed by row like the pixels of an image.
 
     Args:
@@ -33,34 +30,12 @@ class ArrayVectors:
         wrong = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
         if len(wrong):
             raise DataError(f"{name}[{wrong[0]}] is not finite ({len(wrong)} such vectors); recompute the features.")
-        self.name = name
-        self._vectors = torch.from_numpy(vectors)
-
-    def __len__(self) -> int:
-        return len(self._vectors)
+        super().__init__(torch.from_numpy(vectors), name)
 
     @property
     def size(self) -> int:
         """Numbers per vector."""
-        return self._vectors.shape[1]
-
-    def read(self, rows: Indices) -> Tensor:
-        """Return the vectors of these rows, (B, D)."""
-        return self._vectors[torch.from_numpy(np.ascontiguousarray(rows))]
-
-    def content(self, row: int) -> bytes:
-        """Return the raw numbers of one vector."""
-        return self._vectors[row].numpy().tobytes()
-
-    def describe(self, row: int) -> str:
-        """Name a vector by the array and its row."""
-        return f"{self.name}[{row}]"
-
-    def fingerprint(self, rows: Indices | None = None) -> str:
-        """Hash shape and numbers, always of all rows."""
-        digest = hashlib.blake2b(str(tuple(self._vectors.shape)).encode(), digest_size=16)
-        digest.update(self._vectors.numpy().data)
-        return digest.hexdigest()
+        return self._values.shape[1]
 
 
 def vector_size(images: ImageSet) -> int | None:

@@ -8,7 +8,6 @@ batches that are under way.
 from __future__ import annotations
 
 import signal
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
@@ -25,51 +24,28 @@ AHEAD = 2
 def decoded_ahead(store: FilePixels, steps: Sequence[Indices], num_workers: int) -> Iterator[Mapping[int, Tensor]]:
     """Yield for each step the images of its rows that are not kept in memory, and keep them while there is room.
 
-    Args:
-        store: The files.
-        steps: The rows of each step, in the order of use.
-        num_workers: Processes; they end with the iterator.
-
-    Raises:
-        DataError: If a file cannot be decoded.
+    The worker processes end with the iterator. A file that cannot be decoded raises a `DataError`.
     """
     if len(store.cache) and not any(len(store.missing(rows)) for rows in steps):
         yield from ({} for _ in steps)
         return
-    asked = _Asked(store, steps)
     loader = DataLoader(
         _Files(store),
         batch_size=None,
-        sampler=asked,
+        sampler=(store.missing(rows) for rows in steps),  # of each step when its turn comes
         num_workers=num_workers,
         prefetch_factor=AHEAD,
         worker_init_fn=_leave_signals_to_the_trainer,
     )
     for packed in loader:
-        yield store.keep(asked.under_way.popleft(), _unpacked(packed))
-
-
-class _Asked:
-    """The rows that workers are asked for, step by step: those that are not in memory when their turn comes."""
-
-    def __init__(self, store: FilePixels, steps: Sequence[Indices]) -> None:
-        self.store, self.steps = store, steps
-        self.under_way: deque[Indices] = deque()
-
-    def __len__(self) -> int:
-        return len(self.steps)
-
-    def __iter__(self) -> Iterator[Indices]:
-        for rows in self.steps:
-            missing = self.store.missing(rows)
-            self.under_way.append(missing)
-            yield missing
+        yield store.keep(*_unpacked(packed))
 
 
 class _Files(Dataset[tuple[Tensor, Tensor] | str]):
-    """What a worker does: decode the files of these rows, into one tensor with their shapes, or say what is wrong.
+    """What a worker does: decode the files of these rows, into one tensor and a table of (row, height, width).
 
-    One tensor, since each that travels takes a file descriptor of the process that trains.
+    One tensor, since each that travels takes a file descriptor of the process that trains. Of a broken file, say what
+    is wrong.
     """
 
     def __init__(self, store: FilePixels) -> None:
@@ -80,18 +56,21 @@ class _Files(Dataset[tuple[Tensor, Tensor] | str]):
             images = [decode_image(self.root / self.paths[row], self.short_side) for row in rows]
         except DataError as error:
             return str(error)
-        shapes = torch.tensor([image.shape[1:] for image in images], dtype=torch.int64).reshape(-1, 2)
+        sizes = [(row, *image.shape[1:]) for row, image in zip(rows.tolist(), images, strict=True)]
         nothing = torch.empty(0, dtype=torch.uint8)
-        return torch.cat([nothing, *(image.permute(1, 2, 0).flatten() for image in images)]), shapes
+        pixels = torch.cat([nothing, *(image.permute(1, 2, 0).flatten() for image in images)])
+        return pixels, torch.tensor(sizes, dtype=torch.int64).reshape(-1, 3)
 
 
-def _unpacked(packed: tuple[Tensor, Tensor] | str) -> list[Tensor]:
+def _unpacked(packed: tuple[Tensor, Tensor] | str) -> tuple[Indices, list[Tensor]]:
     if isinstance(packed, str):
         raise DataError(packed)
-    pixels, shapes = packed
+    pixels, sizes = packed
+    rows, shapes = sizes[:, 0], sizes[:, 1:]
     parts = pixels.split((3 * shapes.prod(dim=1)).tolist())
     # In memory as `decode_image` leaves them, channels last: what follows may depend on it in the last bit.
-    return [part.view(*shape, 3).permute(2, 0, 1) for part, shape in zip(parts, shapes.tolist(), strict=True)]
+    images = [part.view(*shape, 3).permute(2, 0, 1) for part, shape in zip(parts, shapes.tolist(), strict=True)]
+    return rows.numpy(), images
 
 
 def _leave_signals_to_the_trainer(worker: int) -> None:

@@ -7,12 +7,9 @@ from torch.nn import functional
 
 from cflat._settings import Count, Fraction, NotNegative, settings_class
 from cflat.data import Batch, Task
-from cflat.methods._base import Loss, Method, Phase, StreamInfo
-from cflat.nn.adapters import AdapterSet
-from cflat.nn.backbone import Backbone
+from cflat.methods import Loss, Method, Phase, StreamInfo
+from cflat.nn import AdapterSet, Backbone, CosineHead, freeze
 from cflat.nn.blocks import inside
-from cflat.nn.heads import CosineHead
-from cflat.nn.surgery import freeze
 from cflat.nn.vit import attend, embed, mix, num_read, pool, run_blocks, vit_of
 
 
@@ -33,12 +30,7 @@ class AdapterConfig:
 
 
 class AdaptedClassifier(nn.Module):
-    """Score images with a frozen ViT, trainable adapters in all its blocks, and a trainable cosine head.
-
-    Args:
-        backbone: A ViT; it is frozen in place.
-        adapters: One for each block.
-    """
+    """Score images with a ViT, frozen in place, trainable adapters in all its blocks, and a trainable cosine head."""
 
     def __init__(self, backbone: Backbone, adapters: AdapterSet) -> None:
         super().__init__()
@@ -70,20 +62,28 @@ class AdaptedClassifier(nn.Module):
         return logits
 
 
-class FirstTaskAdapted(Method):
-    """Train adapters in the first task and never again; subclasses classify by the features.
-
-    Args:
-        config: Settings of the adapters.
-        backbone: A ViT; it is frozen in place.
-        info: What is known of the stream.
-    """
+class AdaptedMethod(Method):
+    """Train adapters and a head among the classes of one task; subclasses classify by the features."""
 
     network: AdaptedClassifier
 
     def __init__(self, config: AdapterConfig, backbone: Backbone, info: StreamInfo) -> None:
         super().__init__(info)
         self.network = AdaptedClassifier(backbone, config.make_adapters(backbone))
+        self.first_class = 0
+
+    def prepare(self, batch: Batch) -> Batch:
+        """Add the part of the forward pass that no adapter changes."""
+        return batch.with_(**self.network.stem(batch.images))
+
+    def loss(self, model: nn.Module, batch: Batch) -> Loss:
+        """Classify among the classes of the task."""
+        logits = model(batch.images, **batch.extras)
+        return Loss({"classify": functional.cross_entropy(logits, batch.labels - self.first_class)})
+
+
+class FirstTaskAdapted(AdaptedMethod):
+    """Train adapters in the first task and never again."""
 
     def grow(self, task: Task) -> None:
         """Give the first task its head."""
@@ -93,12 +93,3 @@ class FirstTaskAdapted(Method):
     def phases(self, task: Task) -> tuple[Phase, ...]:
         """Return one phase for the first task, none for later ones."""
         return (Phase(),) if task.index == 0 else ()
-
-    def prepare(self, batch: Batch) -> Batch:
-        """Add the part of the forward pass that no adapter changes."""
-        return batch.with_(**self.network.stem(batch.images))
-
-    def loss(self, model: nn.Module, batch: Batch) -> Loss:
-        """Classify among the classes of the first task."""
-        logits = model(batch.images, **batch.extras)
-        return Loss({"classify": functional.cross_entropy(logits, batch.labels)})

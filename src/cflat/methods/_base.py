@@ -14,6 +14,8 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
 from typing import Any, ClassVar, Protocol
 
 from torch import Tensor, nn
@@ -44,10 +46,7 @@ class Loss:
     @property
     def total(self) -> Tensor:
         """The sum that is back-propagated."""
-        first, *rest = self.parts.values()
-        for part in rest:
-            first = first + part
-        return first
+        return reduce(add, self.parts.values())
 
 
 @dataclass(frozen=True)
@@ -79,9 +78,7 @@ class Extract(Protocol):
     images, in order.
     """
 
-    def __call__(self, images: ImageSet, function: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return the concatenated outputs."""
-        ...
+    def __call__(self, images: ImageSet, function: Callable[[Tensor], Tensor]) -> Tensor: ...
 
 
 class Method(nn.Module):
@@ -102,8 +99,6 @@ class Method(nn.Module):
         super().__init__()
         self.info = info
 
-    # -- structure ----------------------------------------------------------------------------------------------
-
     @abstractmethod
     def grow(self, task: Task) -> None:
         """Extend the structure for ``task`` (heads, blocks, teachers); needs no data, also called on restore."""
@@ -122,8 +117,6 @@ class Method(nn.Module):
     def set_train_mode(self) -> None:
         """Switch the network to training mode; parts that are frozen stay in evaluation mode."""
         train_unfrozen_(self.network)
-
-    # -- a task -------------------------------------------------------------------------------------------------
 
     def start_task(self, task: Task, extract: Extract) -> None:
         """Do what must happen before training, once."""
@@ -154,15 +147,12 @@ class Method(nn.Module):
         exemplars; the weights may be on the device ``meta``, where they have no values.
         """
 
-    @abstractmethod
     def predict(self, batch: Batch) -> dict[str, Tensor]:
         """Return scores over all classes seen so far, one tensor (B, classes) for each name in ``scores``.
 
-        The labels of the batch are hidden; its rows are keys for per-image caches.
+        By default the network's outputs. The labels of the batch are hidden; its rows are keys for per-image caches.
         """
-        raise NotImplementedError
-
-    # -- restarts -----------------------------------------------------------------------------------------------
+        return {"logits": self.network(batch.images)}
 
     def extra_state(self) -> dict[str, Any]:
         """Return what a checkpoint must hold besides the module's state: plain numbers, strings and tensors."""

@@ -23,52 +23,30 @@ class MethodSpec:
     config: type[Any]
     """Frozen dataclass of the method's settings, a docstring under each field."""
     summary: str
-    scenarios: tuple[Scenario, ...]
-    needs_memory: bool
-    families: tuple[str, ...]
+    scenarios: tuple[Scenario, ...] = ("class", "task")
+    needs_memory: bool = False
+    families: tuple[str, ...] = ("vit", "resnet", "other")
     """Backbone families that it runs on."""
-    is_pretrained: bool
+    is_pretrained: bool = False
     """Whether it is meant for pretrained weights."""
-    is_batchwise: bool
+    is_batchwise: bool = False
     """Whether its answer to an image can depend on the test batch that it is in."""
-    paper: str
     is_shardable: bool = True
     """Whether its network can be spread over ranks: it neither copies nor merges blocks."""
+    paper: str = ""
 
 
 METHODS: Registry[MethodSpec] = Registry("method")
 
 
-def register_method(
-    name: str,
-    *,
-    config: type[Any],
-    summary: str,
-    scenarios: tuple[Scenario, ...] = ("class", "task"),
-    needs_memory: bool = False,
-    families: tuple[str, ...] = ("vit", "resnet", "other"),
-    is_pretrained: bool = False,
-    is_batchwise: bool = False,
-    is_shardable: bool = True,
-    paper: str = "",
-) -> Callable[[C], C]:
-    """Enter the decorated class into the table under ``name``; it is made as ``cls(config, backbone, info)``."""
+def register_method(name: str, *, config: type[Any], summary: str, **more: Any) -> Callable[[C], C]:
+    """Enter the decorated class into the table under ``name``; it is made as ``cls(config, backbone, info)``.
+
+    ``more`` are further fields of `MethodSpec`.
+    """
 
     def register(cls: C) -> C:
-        spec = MethodSpec(
-            name,
-            cls,
-            config,
-            summary,
-            scenarios,
-            needs_memory,
-            families,
-            is_pretrained,
-            is_batchwise,
-            paper,
-            is_shardable,
-        )
-        METHODS.add(name, spec)
+        METHODS.add(name, MethodSpec(name, cls, config, summary, **more))
         return cls
 
     return register

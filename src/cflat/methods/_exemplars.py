@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from cflat._settings import Count, settings_class
-from cflat.data import ExemplarMemory, ImageSet, Task
-from cflat.methods._base import Extract, Method, StreamInfo
-from cflat.nn.heads import NearestMeanHead
+from cflat.data import Batch, ExemplarMemory, ImageSet, Task
+from cflat.methods import Extract, Method, StreamInfo
+from cflat.nn import NearestMeanHead
 
 
 @settings_class
@@ -46,11 +45,7 @@ class Rehearsal(Method):
         self._require_room(info)
 
     def _require_room(self, info: StreamInfo) -> None:
-        """Refuse, before training, a memory that cannot hold an image of every class, and domain if they share labels.
-
-        Raises:
-            ValueError: With the settings to raise.
-        """
+        """Refuse, before training, a memory without room for each class, and for each domain if they share labels."""
         total, per_class = self.memory.total, self.memory.per_class
         is_shared = info.scenario == "domain" and info.label_modulus is None
         least = (info.num_tasks or 1) if is_shared else 1
@@ -67,16 +62,6 @@ class Rehearsal(Method):
         """Return the task's images and all exemplars."""
         return self.memory.rehearse(task.train)
 
-    def remember(
-        self, task: Task, extract: Extract, features: Callable[[Tensor], Tensor], means: NearestMeanHead
-    ) -> None:
-        """Choose exemplars of a finished task and compute the class means of all exemplars anew."""
-        self.memory.update(task.train, extract(task.train, features))
-        exemplars = self.memory.images()
-        outputs = extract(exemplars, features)
-        means.reset()
-        means.update(outputs, torch.from_numpy(exemplars.labels).to(outputs.device))
-
     def skip_task(self, task: Task) -> None:
         """Keep as many exemplars as the task would leave."""
         self.memory.update(task.train, torch.rand(len(task.train), 2))
@@ -88,3 +73,24 @@ class Rehearsal(Method):
     def load_extra_state(self, state: dict[str, Any], train: ImageSet) -> None:
         """Find the exemplars again."""
         self.memory.load_state(state["memory"], train)
+
+
+class RehearsalWithMeans(Rehearsal):
+    """Classify by the network, or by the class means of the exemplars."""
+
+    scores = ("cnn", "nme")
+    network: Any  # a module with ``features`` and a ``head`` on them
+    means: NearestMeanHead
+
+    def finish_task(self, task: Task, extract: Extract) -> None:
+        """Choose exemplars of the new classes and compute the class means of all exemplars anew."""
+        self.memory.update(task.train, extract(task.train, self.network.features))
+        exemplars = self.memory.images()
+        features = extract(exemplars, self.network.features)
+        self.means.reset()
+        self.means.update(features, torch.from_numpy(exemplars.labels).to(features.device))
+
+    def predict(self, batch: Batch) -> dict[str, Tensor]:
+        """Return the network's logits and the closeness to each class mean, from one feature pass."""
+        features = self.network.features(batch.images)
+        return {"cnn": self.network.head(features), "nme": self.means(features)}

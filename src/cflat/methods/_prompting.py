@@ -15,12 +15,8 @@ from torch.nn import functional
 
 from cflat._settings import Count, NotNegative, settings_class
 from cflat.data import Batch, Task
-from cflat.methods._base import Loss, Method, StreamInfo
-from cflat.nn import vit
-from cflat.nn.backbone import Backbone
-from cflat.nn.heads import LinearHead
-from cflat.nn.prompts import PrefixPrompts, PromptPool
-from cflat.nn.surgery import freeze
+from cflat.methods import Loss, Method, StreamInfo
+from cflat.nn import Backbone, LinearHead, PrefixPrompts, PromptPool, freeze, vit
 
 
 @settings_class
@@ -38,10 +34,7 @@ class PromptConfig:
 class PromptedViT(nn.Module):
     """A frozen ViT with prompts and a linear head; subclasses say how the prompts enter.
 
-    Args:
-        backbone: The ViT; frozen from here on.
-        prompts: Prompts with keys, the only trained part besides the head.
-        first_block: The first block that prompts act on; earlier ones give the same tokens in every evaluation.
+    Blocks before ``first_block``, on which no prompt acts, give the same tokens in every evaluation.
     """
 
     def __init__(self, backbone: Backbone, prompts: PromptPool | PrefixPrompts, first_block: int = 0) -> None:
@@ -69,13 +62,7 @@ class PromptedViT(nn.Module):
 
 
 class PromptMethod(Method):
-    """Train prompts, keys and head among the classes of the present task; subclasses choose the prompts.
-
-    Args:
-        network: The ViT with its prompts.
-        config: Settings of the loss.
-        info: What is known of the stream.
-    """
+    """Train prompts, keys and head among the classes of the present task; subclasses choose the prompts."""
 
     scores = ("instancewise", "batchwise")
     network: PromptedViT

@@ -11,13 +11,9 @@ from torch import Tensor
 
 from cflat._settings import settings_class
 from cflat.data import Batch, Task
+from cflat.methods import Extract, StreamInfo, register_method
 from cflat.methods._adapted import AdapterConfig, FirstTaskAdapted
-from cflat.methods._base import Extract, StreamInfo
-from cflat.methods._catalog import register_method
-from cflat.nn.adapters import forward_adapters
-from cflat.nn.backbone import Backbone
-from cflat.nn.heads import NearestMeanHead
-from cflat.nn.surgery import freeze
+from cflat.nn import Backbone, NearestMeanHead, forward_adapters, freeze
 from cflat.nn.vit import embed
 
 __all__ = ["APER", "APERConfig"]

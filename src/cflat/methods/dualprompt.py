@@ -10,12 +10,9 @@ from torch import Tensor
 
 from cflat._settings import CountOrZero, Flag, settings_class
 from cflat.data import Task
-from cflat.methods._base import Extract, StreamInfo
-from cflat.methods._catalog import register_method
+from cflat.methods import Extract, StreamInfo, register_method
 from cflat.methods._prompting import PromptConfig, PromptedViT, PromptMethod
-from cflat.nn import vit
-from cflat.nn.backbone import Backbone
-from cflat.nn.prompts import PrefixPrompts
+from cflat.nn import Backbone, PrefixPrompts, vit
 
 __all__ = ["DualPrompt", "DualPromptConfig"]
 
@@ -79,12 +76,7 @@ class DualPrompt(PromptMethod):
 
 
 class DualPromptNetwork(PromptedViT):
-    """A frozen ViT with key and value prefixes, classified by its class token.
-
-    Args:
-        config: Sizes and places of the prefixes.
-        backbone: The ViT.
-    """
+    """A frozen ViT with key and value prefixes, classified by its class token."""
 
     prompts: PrefixPrompts
 

@@ -17,13 +17,10 @@ from torch.nn import functional
 
 from cflat._settings import Flag, NotNegative, settings_class
 from cflat.data import Batch, Task
-from cflat.methods._adapted import AdaptedClassifier, AdapterConfig
-from cflat.methods._base import Extract, Loss, Method, StreamInfo
-from cflat.methods._catalog import register_method
-from cflat.nn.adapters import forward_adapters
-from cflat.nn.backbone import Backbone
-from cflat.nn.heads import CosineHead, full_precision
-from cflat.nn.surgery import freeze
+from cflat.methods import Extract, StreamInfo, register_method
+from cflat.methods._adapted import AdaptedMethod, AdapterConfig
+from cflat.nn import Backbone, CosineHead, forward_adapters, freeze
+from cflat.nn.heads import full_precision
 from cflat.nn.vit import embed
 
 __all__ = ["EASE", "EASEConfig", "block_weights", "complete_", "reweighted_cosines"]
@@ -51,51 +48,36 @@ class EASEConfig(AdapterConfig):
     is_pretrained=True,
     paper="Expandable Subspace Ensemble for Pre-Trained Model-Based Class-Incremental Learning (2024)",
 )
-class EASE(Method):
+class EASE(AdaptedMethod):
     """Train adapters and a proxy head on each task alone; classify by prototypes in all their feature spaces."""
 
-    network: AdaptedClassifier
     prototypes: Tensor
 
     def __init__(self, config: EASEConfig, backbone: Backbone, info: StreamInfo) -> None:
-        super().__init__(info)
+        super().__init__(config, backbone, info)
         self.config = config
-        self.network = AdaptedClassifier(backbone, config.make_adapters(backbone))
         # A fresh set adds nothing, so that the plain network takes part in the batched pass.
         plain = [config.make_adapters(backbone)] if config.use_init_ptm else []
         self.frozen_sets = freeze(nn.ModuleList(plain))
         self.register_buffer("prototypes", torch.empty(len(plain), 0, backbone.feature_dim))  # (blocks, classes, D)
         self.starts: list[int] = []
 
-    @property
-    def num_tasks(self) -> int:
-        """Tasks begun so far."""
-        return len(self.starts)
-
     def grow(self, task: Task) -> None:
         """Freeze the adapters of the last task; add new ones, a proxy head, and room for their prototypes."""
-        if self.num_tasks > 0:
+        if self.starts:
             self.frozen_sets.append(freeze(self.network.adapters))
             self.network.adapters = self.config.make_adapters(self.network.backbone)
         self.network.head = CosineHead(self.network.head.feature_dim, task.num_classes)
-        self.starts.append(task.classes.start)
+        self.first_class = task.classes.start
+        self.starts.append(self.first_class)
         self.prototypes = functional.pad(self.prototypes, (0, 0, 0, task.num_classes, 0, 1))
-
-    def prepare(self, batch: Batch) -> Batch:
-        """Add the part of the forward pass that no adapter changes."""
-        return batch.with_(**self.network.stem(batch.images))
-
-    def loss(self, model: nn.Module, batch: Batch) -> Loss:
-        """Classify among the classes of the present task."""
-        logits = model(batch.images, **batch.extras)
-        return Loss({"classify": functional.cross_entropy(logits, batch.labels - self.starts[-1])})
 
     def finish_task(self, task: Task, extract: Extract) -> None:
         """Take the means of the new classes in all blocks, and complete the old classes in the new ones."""
         for label in task.classes:  # one class at a time: the features of a large task need not fit into memory
             features = extract(task.train.of_classes(range(label, label + 1)), self.features)
             self.prototypes[:, label] = features.float().mean(0)
-        complete_(self.prototypes[-self.num_tasks :], self.starts, newest_only=not self.config.recalc_sim)
+        complete_(self.prototypes[-len(self.starts) :], self.starts, newest_only=not self.config.recalc_sim)
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
         """Return the reweighted cosines of all seen classes."""

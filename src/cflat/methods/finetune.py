@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import Literal
 
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
 
 from cflat._settings import settings_class
 from cflat.data import Batch, Task
-from cflat.methods._base import Loss, Method, StreamInfo
-from cflat.methods._catalog import register_method
-from cflat.nn.backbone import Backbone
-from cflat.nn.classifier import Classifier
+from cflat.methods import Loss, Method, StreamInfo, register_method
+from cflat.nn import Backbone, Classifier
 
 __all__ = ["Finetune", "FinetuneConfig"]
 
@@ -51,7 +49,3 @@ class Finetune(Method):
         """Classify among the seen (or the new) classes."""
         logits = model(batch.images)[:, self.first_class :]
         return Loss({"classify": functional.cross_entropy(logits, batch.labels - self.first_class)})
-
-    def predict(self, batch: Batch) -> dict[str, Tensor]:
-        """Return the logits of all seen classes."""
-        return {"logits": self.network(batch.images)}

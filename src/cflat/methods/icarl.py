@@ -11,13 +11,9 @@ from torch.nn import functional
 
 from cflat._settings import Positive, settings_class
 from cflat.data import Batch, Task
-from cflat.methods._base import Extract, Loss, StreamInfo
-from cflat.methods._catalog import register_method
-from cflat.methods._exemplars import MemoryConfig, Rehearsal
-from cflat.nn.backbone import Backbone
-from cflat.nn.classifier import Classifier
-from cflat.nn.heads import NearestMeanHead
-from cflat.nn.surgery import frozen_copy
+from cflat.methods import Loss, StreamInfo, register_method
+from cflat.methods._exemplars import MemoryConfig, RehearsalWithMeans
+from cflat.nn import Backbone, Classifier, NearestMeanHead, frozen_copy
 
 __all__ = ["ICaRL", "ICaRLConfig", "distillation"]
 
@@ -39,10 +35,9 @@ class ICaRLConfig(MemoryConfig):
     is_shardable=False,
     paper="iCaRL: Incremental Classifier and Representation Learning (2017)",
 )
-class ICaRL(Rehearsal):
+class ICaRL(RehearsalWithMeans):
     """Fine-tune everything on new classes and exemplars while staying close to the previous network's logits."""
 
-    scores = ("cnn", "nme")
     network: Classifier
 
     def __init__(self, config: ICaRLConfig, backbone: Backbone, info: StreamInfo) -> None:
@@ -70,15 +65,6 @@ class ICaRL(Rehearsal):
         if "teacher" in batch.extras:
             parts["distil"] = distillation(logits, batch.extras["teacher"], self.config.temperature)
         return Loss(parts)
-
-    def finish_task(self, task: Task, extract: Extract) -> None:
-        """Herd exemplars of the new classes and compute all class means anew."""
-        self.remember(task, extract, self.network.features, self.means)
-
-    def predict(self, batch: Batch) -> dict[str, Tensor]:
-        """Return the network's logits and the closeness to each class mean, from one feature pass."""
-        features = self.network.features(batch.images)
-        return {"cnn": self.network.head(features), "nme": self.means(features)}
 
 
 def distillation(logits: Tensor, teacher: Tensor, temperature: float) -> Tensor:

@@ -12,12 +12,9 @@ from typing import Literal
 from torch import Tensor
 
 from cflat._settings import Count, settings_class
-from cflat.methods._base import StreamInfo
-from cflat.methods._catalog import register_method
+from cflat.methods import StreamInfo, register_method
 from cflat.methods._prompting import PromptConfig, PromptedViT, PromptMethod
-from cflat.nn import vit
-from cflat.nn.backbone import Backbone
-from cflat.nn.prompts import PromptPool
+from cflat.nn import Backbone, PromptPool, vit
 
 __all__ = ["L2P", "L2PConfig"]
 
@@ -61,12 +58,7 @@ class L2P(PromptMethod):
 
 
 class L2PNetwork(PromptedViT):
-    """A frozen ViT with prompt tokens, classified by their mean output.
-
-    Args:
-        config: Sizes of the pool.
-        backbone: The ViT.
-    """
+    """A frozen ViT with prompt tokens, classified by their mean output."""
 
     prompts: PromptPool
 
@@ -77,7 +69,9 @@ class L2PNetwork(PromptedViT):
     def features(self, tokens: Tensor, ids: Tensor) -> Tensor:
         """Return the mean output of the prompt tokens."""
         prompted = vit.insert_prompts(self.backbone, tokens, self.prompts.tokens(ids))
-        num_prompts = self.prompts.num_tokens
-        num_outputs = vit.vit_of(self.backbone).num_prefix_tokens + num_prompts  # patches come last and are not read
-        outputs = vit.run_blocks(self.backbone, prompted, num_outputs=num_outputs)
-        return vit.pool_prompts(self.backbone, outputs, num_prompts)
+        model = vit.vit_of(self.backbone)
+        first = model.num_prefix_tokens
+        # Patches come last and are not read.
+        outputs = vit.run_blocks(self.backbone, prompted, num_outputs=first + self.prompts.num_tokens)
+        features: Tensor = model.norm(outputs[:, first:]).mean(1)
+        return features

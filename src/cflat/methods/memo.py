@@ -11,12 +11,9 @@ from torch.nn import functional
 
 from cflat._settings import Flag, NotNegative, settings_class
 from cflat.data import Batch, Task
-from cflat.methods._base import Extract, Loss, StreamInfo
-from cflat.methods._catalog import register_method
-from cflat.methods._exemplars import MemoryConfig, Rehearsal
-from cflat.nn.backbone import Backbone
-from cflat.nn.heads import LinearHead, NearestMeanHead
-from cflat.nn.surgery import freeze, split_backbone, unfreeze
+from cflat.methods import Extract, Loss, StreamInfo, register_method
+from cflat.methods._exemplars import MemoryConfig, RehearsalWithMeans
+from cflat.nn import Backbone, LinearHead, NearestMeanHead, freeze, split_backbone, unfreeze
 
 __all__ = ["MEMO", "MEMOConfig", "align_weights_"]
 
@@ -40,14 +37,12 @@ class MEMOConfig(MemoryConfig):
     config=MEMOConfig,
     summary="shared shallow blocks, a new specialised last stage per task",
     needs_memory=True,
-    families=("vit", "resnet", "other"),
     is_shardable=False,
     paper="A Model or 603 Exemplars: Towards Memory-Efficient Class-Incremental Learning (2023)",
 )
-class MEMO(Rehearsal):
+class MEMO(RehearsalWithMeans):
     """Concatenate the features of all specialised stages; train the newest one."""
 
-    scores = ("cnn", "nme")
     network: MEMONetwork
 
     def __init__(self, config: MEMOConfig, backbone: Backbone, info: StreamInfo) -> None:
@@ -88,21 +83,11 @@ class MEMO(Rehearsal):
         """Align the weights, herd exemplars of the new classes and compute all class means anew."""
         if self.config.align and self.num_old > 0:
             align_weights_(self.network.head, self.num_old)
-        self.remember(task, extract, self.network.features, self.means)
-
-    def predict(self, batch: Batch) -> dict[str, Tensor]:
-        """Return the network's logits and the closeness to each class mean, from one feature pass."""
-        features = self.network.features(batch.images)
-        return {"cnn": self.network.head(features), "nme": self.means(features)}
+        super().finish_task(task, extract)
 
 
 class MEMONetwork(nn.Module):
-    """Generalised blocks, specialised stages, a head over all their features and one over the newest.
-
-    Args:
-        backbone: Split into the generalised blocks and the first specialised stage.
-        random_stage: Initialise the first specialised stage anew.
-    """
+    """Generalised blocks, specialised stages, a head over all their features and one over the newest."""
 
     def __init__(self, backbone: Backbone, random_stage: bool = False) -> None:
         super().__init__()

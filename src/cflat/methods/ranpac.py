@@ -14,11 +14,9 @@ from torch import Tensor
 
 from cflat._settings import Count, Flag, settings_class
 from cflat.data import Batch, Task
+from cflat.methods import Extract, Phase, StreamInfo, register_method
 from cflat.methods._adapted import AdapterConfig, FirstTaskAdapted
-from cflat.methods._base import Extract, Phase, StreamInfo
-from cflat.methods._catalog import register_method
-from cflat.nn.backbone import Backbone
-from cflat.nn.ridge import RidgeHead
+from cflat.nn import Backbone, RidgeHead
 
 __all__ = ["RanPAC", "RanPACConfig"]
 

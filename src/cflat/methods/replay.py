@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
 
 from cflat._settings import settings_class
 from cflat.data import Batch, Task
-from cflat.methods._base import Extract, Loss, StreamInfo
-from cflat.methods._catalog import register_method
+from cflat.methods import Extract, Loss, StreamInfo, register_method
 from cflat.methods._exemplars import MemoryConfig, Rehearsal
-from cflat.nn.backbone import Backbone
-from cflat.nn.classifier import Classifier
+from cflat.nn import Backbone, Classifier
 
 __all__ = ["Replay", "ReplayConfig"]
 
@@ -50,7 +48,3 @@ class Replay(Rehearsal):
         """Keep exemplars of the new classes."""
         herds = self.config.selection == "herding"
         self.memory.update(task.train, extract(task.train, self.network.features) if herds else None)
-
-    def predict(self, batch: Batch) -> dict[str, Tensor]:
-        """Return the logits of all seen classes."""
-        return {"logits": self.network(batch.images)}

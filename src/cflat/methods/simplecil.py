@@ -7,11 +7,8 @@ from torch import Tensor
 
 from cflat._settings import settings_class
 from cflat.data import Batch, Task
-from cflat.methods._base import Extract, Method, Phase, StreamInfo
-from cflat.methods._catalog import register_method
-from cflat.nn.backbone import Backbone
-from cflat.nn.heads import NearestMeanHead
-from cflat.nn.surgery import freeze
+from cflat.methods import Extract, Method, Phase, StreamInfo, register_method
+from cflat.nn import Backbone, NearestMeanHead, freeze
 
 __all__ = ["SimpleCIL", "SimpleCILConfig"]
 

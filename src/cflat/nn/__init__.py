@@ -2,6 +2,7 @@
 
 from cflat.nn.adapters import Adapter, AdapterSet, forward_adapters
 from cflat.nn.backbone import Backbone, create_backbone, list_backbones
+from cflat.nn.classifier import Classifier
 from cflat.nn.heads import CosineHead, LinearHead, NearestMeanHead
 from cflat.nn.prompts import PrefixPrompts, PromptPool
 from cflat.nn.ridge import RidgeHead
@@ -22,6 +23,7 @@ __all__ = [
     "Adapter",
     "AdapterSet",
     "Backbone",
+    "Classifier",
     "CosineHead",
     "LinearHead",
     "NearestMeanHead",

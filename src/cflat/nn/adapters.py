@@ -21,14 +21,7 @@ __all__ = ["Adapter", "AdapterSet", "forward_adapters"]
 
 
 class Adapter(nn.Module):
-    """One bottleneck beside the MLP of a block.
-
-    Args:
-        dim: Width of the residual stream.
-        bottleneck: Hidden width.
-        dropout: Probability of dropping a hidden unit in training.
-        scale: Factor of the output.
-    """
+    """One bottleneck beside the MLP of a block, for tokens of width ``dim``; hidden units are dropped in training."""
 
     @checked
     def __init__(self, dim: int, *, bottleneck: Count = 64, dropout: float = 0.1, scale: float = 0.1) -> None:
@@ -47,14 +40,7 @@ class Adapter(nn.Module):
 
 
 class AdapterSet(nn.ModuleList):
-    """One adapter for each block of a ViT, for `cflat.nn.vit.run_blocks` and `cflat.nn.vit.features`.
-
-    >>> from cflat.nn.backbone import create_backbone
-    >>> from cflat.nn.vit import features
-    >>> backbone, images = create_backbone("vit_smoke"), torch.rand(2, 3, 8, 8)
-    >>> torch.equal(features(backbone, images, adapters=AdapterSet(backbone)), backbone(images))
-    True
-    """
+    """One adapter for each block of a ViT, for `cflat.nn.vit.run_blocks`."""
 
     def __init__(self, backbone: Backbone, *, bottleneck: int = 64, dropout: float = 0.1, scale: float = 0.1) -> None:
         vit = vit_of(backbone)
@@ -64,24 +50,16 @@ class AdapterSet(nn.ModuleList):
 
 
 def forward_adapters(
-    backbone: Backbone,
-    tokens: Tensor,
-    adapter_sets: Sequence[AdapterSet],
-    *,
-    max_tokens: int | None = None,
+    backbone: Backbone, tokens: Tensor, adapter_sets: Sequence[AdapterSet], *, max_tokens: int | None = None
 ) -> Tensor:
-    """Return the features of one batch under each of T adapter sets, (T, B, D), in batched passes.
+    """Return the features of embedded images (B, N, D) under each of T adapter sets of one width, (T, B, D).
 
     Equals T separate passes in evaluation mode (dropout is not applied) and computes less: block 0 up to its
     adapters is the same for all sets and runs once, and of the last block only the class token is computed.
     In between the sets are stacked along the batch and their adapters are grouped matrix products.
 
-    Args:
-        backbone: A ViT.
-        tokens: Output of `cflat.nn.vit.embed`, (B, N, D).
-        adapter_sets: T sets of the same bottleneck width.
-        max_tokens: Tokens to stack at once; more images are taken in turns. `None` chooses what is quick: few
-            on a CPU, whose caches decide, many elsewhere.
+    ``max_tokens`` are stacked at once, more images are taken in turns. `None` chooses what is quick: few on a CPU,
+    whose caches decide, many elsewhere.
     """
     if max_tokens is None:
         max_tokens = 2048 if tokens.device.type == "cpu" else 262_144

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,9 +19,8 @@ from cflat._errors import DataError
 from cflat._lazy import LazyModule
 from cflat._ranges import Count, Fraction, check, checked
 from cflat._registry import Registry
-from cflat.nn.blocks import forget_activations_
-from cflat.nn.small import ResNet8, ResNet32, SmallCNN
-from cflat.nn.vectors import MLP, Identity
+from cflat.nn.blocks import host_
+from cflat.nn.small import MLP, Identity, ResNet8, ResNet32, SmallCNN
 from cflat.nn.weights import load_weights_
 
 __all__ = ["Backbone", "BackboneSpec", "Family", "create_backbone", "get_backbone_spec", "list_backbones"]
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 Family = Literal["vit", "resnet", "other"]
 
-_CIFAR_MEAN, _CIFAR_STD = (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)
+_CIFAR: dict[str, Any] = {"image_size": 32, "mean": (0.5071, 0.4867, 0.4408), "std": (0.2675, 0.2565, 0.2761)}
 _HALF = (0.5, 0.5, 0.5)
 
 
@@ -66,7 +66,11 @@ class Backbone(nn.Module):
         super().__init__()
         self.model = model
         self.name = name
-        self.family = _family(model)
+        self.family: Family = "other"
+        if isinstance(model, models.VisionTransformer):
+            self.family = "vit"
+        elif isinstance(model, models.ResNet | ResNet32):
+            self.family = "resnet"
         self.feature_dim = int(model.num_features)  # type: ignore[arg-type]
         self.image_size = image_size
         self.num_channels = num_channels
@@ -168,12 +172,7 @@ def list_backbones(pattern: str = "*") -> dict[str, str]:
 
 
 def _from_timm(
-    name: str,
-    timm_name: str,
-    pretrained: bool,
-    image_size: int | None,
-    num_channels: int,
-    drop_path: float,
+    name: str, timm_name: str, pretrained: bool, image_size: int | None, num_channels: int, drop_path: float
 ) -> Backbone:
     config = timm.get_pretrained_cfg(timm_name)
     if config is None:
@@ -202,13 +201,9 @@ def _forget_activations_(backbone: Backbone) -> None:
             f"backbone.checkpointing is for the blocks of ViTs and ResNets, {backbone.name} has none; leave it out."
         )
     stages = (getattr(backbone.model, name, ()) for name in ("blocks", "layer1", "layer2", "layer3", "layer4"))
-    forget_activations_(block for stage in stages for block in stage)
-
-
-def _family(model: nn.Module) -> Family:
-    if isinstance(model, models.VisionTransformer):
-        return "vit"
-    return "resnet" if isinstance(model, models.ResNet | ResNet32) else "other"
+    for stage in stages:
+        for block in stage:
+            host_(block).forgets = True
 
 
 def _per_channel(values: tuple[float, ...], num_channels: int) -> tuple[float, ...]:
@@ -217,33 +212,20 @@ def _per_channel(values: tuple[float, ...], num_channels: int) -> tuple[float, .
     return (sum(values) / len(values),) * num_channels
 
 
-def _cifar_resnet(timm_name: str) -> Callable[[int, int, float], nn.Module]:
+def _cifar_resnet(timm_name: str, image_size: int, num_channels: int, drop_path: float) -> nn.Module:
     """Swap the ImageNet stem, which would shrink 32x32 images to 8x8 before the first block."""
-
-    def build(image_size: int, num_channels: int, drop_path: float) -> nn.Module:
-        del image_size  # fully convolutional
-        model: nn.Module = timm.create_model(timm_name, num_classes=0, in_chans=num_channels, drop_path_rate=drop_path)
-        model.conv1 = nn.Conv2d(num_channels, 64, 3, padding=1, bias=False)
-        nn.init.kaiming_normal_(model.conv1.weight, mode="fan_out", nonlinearity="relu")
-        model.maxpool = nn.Identity()
-        return model
-
-    return build
+    del image_size  # fully convolutional
+    model: nn.Module = timm.create_model(timm_name, num_classes=0, in_chans=num_channels, drop_path_rate=drop_path)
+    model.conv1 = nn.Conv2d(num_channels, 64, 3, padding=1, bias=False)
+    nn.init.kaiming_normal_(model.conv1.weight, mode="fan_out", nonlinearity="relu")
+    model.maxpool = nn.Identity()
+    return model
 
 
-def _convolutional(network: type[ResNet32] | type[SmallCNN]) -> Callable[[int, int, float], nn.Module]:
-    def build(image_size: int, num_channels: int, drop_path: float) -> nn.Module:
-        del image_size
-        check("drop_path_rate", drop_path, at_most=0)
-        return network(num_channels)
-
-    return build
-
-
-def _flattening(network: type[MLP] | type[Identity]) -> Callable[..., nn.Module]:
+def _small(network: Callable[..., nn.Module], *, flattens: bool = False) -> Callable[..., nn.Module]:
     def build(image_size: int, num_channels: int, drop_path: float, **sizes: int) -> nn.Module:
         check("drop_path_rate", drop_path, at_most=0)
-        return network(num_channels * image_size**2, **sizes)
+        return network(num_channels * image_size**2 if flattens else num_channels, **sizes)
 
     return build
 
@@ -267,62 +249,39 @@ def _smoke_vit(image_size: int, num_channels: int, drop_path: float) -> nn.Modul
 
 _BACKBONES: Registry[BackboneSpec] = Registry("backbone")
 
-for _depth in (18, 34):
-    _BACKBONES.add(
-        f"resnet{_depth}",
-        BackboneSpec(f"ResNet-{_depth}, ImageNet stem", "resnet", timm_name=f"resnet{_depth}.tv_in1k"),
-    )
-    _BACKBONES.add(
-        f"resnet{_depth}_cifar",
-        BackboneSpec(
-            f"ResNet-{_depth}, 3x3 stem without pooling for 32x32 images",
-            "resnet",
-            build=_cifar_resnet(f"resnet{_depth}"),
-            image_size=32,
-            mean=_CIFAR_MEAN,
-            std=_CIFAR_STD,
-        ),
-    )
-for _name, _network, _text in (
-    ("resnet8", ResNet8, "CIFAR ResNet-8, 64 features: from scratch in a minute on a CPU"),
-    ("resnet32", ResNet32, "CIFAR ResNet-32, 64 features"),
-):
-    _build = _convolutional(_network)
-    _BACKBONES.add(_name, BackboneSpec(_text, "resnet", build=_build, image_size=32, mean=_CIFAR_MEAN, std=_CIFAR_STD))
-_BACKBONES.add(
-    "small_cnn",
-    BackboneSpec("four convolutions, 64 features, for digits", build=_convolutional(SmallCNN), image_size=8),
-)
-_BACKBONES.add(
-    "vit_smoke",
-    BackboneSpec("tiny random ViT for small images: smoke runs and tests", "vit", build=_smoke_vit, image_size=8),
-)
-_BACKBONES.add(
-    "mlp",
-    BackboneSpec(
+for _name, _spec in {
+    "resnet8": BackboneSpec(
+        "CIFAR ResNet-8, 64 features: from scratch in a minute on a CPU", "resnet", build=_small(ResNet8), **_CIFAR
+    ),
+    "resnet32": BackboneSpec("CIFAR ResNet-32, 64 features", "resnet", build=_small(ResNet32), **_CIFAR),
+    "small_cnn": BackboneSpec("four convolutions, 64 features, for digits", build=_small(SmallCNN), image_size=8),
+    "vit_smoke": BackboneSpec(
+        "tiny random ViT for small images: smoke runs and tests", "vit", build=_smoke_vit, image_size=8
+    ),
+    "mlp": BackboneSpec(
         "hidden layers on vectors (features:PATH) or flattened images; width and depth can be chosen",
-        build=_flattening(MLP),
+        build=_small(MLP, flattens=True),
         image_size=8,
         has_sizes=True,
     ),
-)
-_BACKBONES.add(
-    "identity",
-    BackboneSpec(
-        "vectors (features:PATH) as they are: what lies above learns", build=_flattening(Identity), image_size=1
+    "identity": BackboneSpec(
+        "vectors (features:PATH) as they are: what lies above learns",
+        build=_small(Identity, flattens=True),
+        image_size=1,
     ),
-)
+}.items():
+    _BACKBONES.add(_name, _spec)
+for _depth in (18, 34):
+    _name = f"resnet{_depth}"
+    _spec = BackboneSpec(f"ResNet-{_depth}, ImageNet stem", "resnet", timm_name=f"{_name}.tv_in1k")
+    _BACKBONES.add(_name, _spec)
+    _text = f"ResNet-{_depth}, 3x3 stem without pooling for 32x32 images"
+    _BACKBONES.add(f"{_name}_cifar", BackboneSpec(_text, "resnet", build=partial(_cifar_resnet, _name), **_CIFAR))
 for _size in ("tiny", "base", "large"):
     for _suffix, _tag, _source in (
         ("", "augreg_in21k_ft_in1k", "ImageNet-21k, fine-tuned on ImageNet-1k"),
         ("_in21k", "augreg_in21k", "ImageNet-21k"),
     ):
-        _BACKBONES.add(
-            f"vit_{_size}{_suffix}",
-            BackboneSpec(
-                f"ViT-{_size.capitalize()}/16; published weights: {_source}",
-                "vit",
-                patch_size=16,
-                timm_name=f"vit_{_size}_patch16_224.{_tag}",
-            ),
-        )
+        _text = f"ViT-{_size.capitalize()}/16; published weights: {_source}"
+        _spec = BackboneSpec(_text, "vit", patch_size=16, timm_name=f"vit_{_size}_patch16_224.{_tag}")
+        _BACKBONES.add(f"vit_{_size}{_suffix}", _spec)

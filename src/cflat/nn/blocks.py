@@ -7,16 +7,15 @@ an instance of a subclass of its own class, as FSDP2 does it, so that names, sta
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-__all__ = ["HostBlock", "forget_activations_", "host_", "inside"]
+__all__ = ["HostBlock", "host_", "inside"]
 
 T = TypeVar("T")
 
@@ -40,7 +39,7 @@ class HostBlock(nn.Module):
         if not self.forgets or not torch.is_grad_enabled():
             return run(*inputs, **options)
         norms = [part for part in self.modules() if isinstance(part, _BatchNorm) and part.track_running_stats]
-        context: dict[str, Any] = {"context_fn": partial(_contexts, norms)} if norms else {}
+        context: dict[str, Any] = {"context_fn": lambda: (nullcontext(), _statistics_kept(norms))} if norms else {}
         return checkpoint(run, *inputs, use_reentrant=False, **context, **options)
 
 
@@ -61,16 +60,6 @@ def inside(block: nn.Module, function: Callable[..., T], *inputs: Any) -> T:
         return function(*inputs)
     output: T = block(*inputs, function=function)
     return output
-
-
-def forget_activations_(blocks: Iterable[nn.Module]) -> None:
-    """Let these blocks keep nothing but their inputs for the backward pass."""
-    for block in blocks:
-        host_(block).forgets = True
-
-
-def _contexts(norms: list[Any]) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    return nullcontext(), _statistics_kept(norms)
 
 
 @contextmanager

@@ -11,11 +11,7 @@ __all__ = ["Classifier"]
 
 
 class Classifier(nn.Module):
-    """Score images with a growing linear head on a backbone.
-
-    Args:
-        backbone: Maps images to features.
-    """
+    """Score images with a growing linear head on a backbone."""
 
     def __init__(self, backbone: Backbone) -> None:
         super().__init__()

@@ -7,16 +7,15 @@ Everything that a head knows is in its ``state_dict``, and a head of any size lo
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from cflat._ranges import CountOrZero, checked
-from cflat.nn._growing import GrowingModule
 
-__all__ = ["CosineHead", "LinearHead", "NearestMeanHead", "full_precision"]
+__all__ = ["CosineHead", "GrowingModule", "LinearHead", "NearestMeanHead", "full_precision"]
 
 
 def full_precision(tensor: Tensor) -> torch.autocast:
@@ -24,14 +23,50 @@ def full_precision(tensor: Tensor) -> torch.autocast:
     return torch.autocast(tensor.device.type, enabled=False)
 
 
+class GrowingModule(nn.Module):
+    """Give the tensors named in ``growing``, which grow with the classes, the shape of a loaded state dict.
+
+    Growing and loading another size replace the `nn.Parameter` objects: build the optimizer afterwards.
+    """
+
+    growing: ClassVar[tuple[str, ...]]
+    """Tensors with a row for each class; the first has a column for each feature."""
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes that have a score."""
+        rows: Tensor = getattr(self, self.growing[0])
+        return rows.shape[0]
+
+    @property
+    def feature_dim(self) -> int:
+        """Width of the features."""
+        rows: Tensor = getattr(self, self.growing[0])
+        return rows.shape[1]
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *args: Any
+    ) -> None:  # torch's hook for modules that prepare themselves for a state dict
+        for name in self.growing:
+            saved = state_dict.get(prefix + name)
+            current: Tensor = getattr(self, name)
+            if saved is not None and saved.shape != current.shape:
+                self._replace(name, torch.empty(saved.shape, dtype=current.dtype, device=current.device))
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def _replace(self, name: str, values: Tensor) -> None:
+        """Put ``values`` in the place of a parameter or a buffer."""
+        current = getattr(self, name)
+        if isinstance(current, nn.Parameter):
+            values = nn.Parameter(values, requires_grad=current.requires_grad)
+        setattr(self, name, values)
+
+
 class LinearHead(GrowingModule):
     """Score classes with ``features @ weight.T + bias``.
 
-    Args:
-        feature_dim: Width of the features.
-        num_classes: Classes at the start; 0 leaves all to `grow`.
-        init: New weights are Kaiming-uniform with linear gain, or normal with deviation 0.02, truncated (L2P,
-            DualPrompt). Biases start at 0.
+    New weights are Kaiming-uniform with linear gain, or normal with deviation 0.02, truncated (L2P, DualPrompt); biases
+    start at 0.
 
     >>> head = LinearHead(8, 2)
     >>> head.grow(3)
@@ -42,11 +77,7 @@ class LinearHead(GrowingModule):
     growing = ("weight", "bias")
 
     def __init__(
-        self,
-        feature_dim: int,
-        num_classes: int = 0,
-        *,
-        init: Literal["kaiming", "truncated_normal"] = "kaiming",
+        self, feature_dim: int, num_classes: int = 0, *, init: Literal["kaiming", "truncated_normal"] = "kaiming"
     ) -> None:
         super().__init__()
         self.init = init
@@ -56,27 +87,19 @@ class LinearHead(GrowingModule):
 
     @checked
     def grow(self, num_new: CountOrZero, *, num_new_features: CountOrZero = 0) -> None:
-        """Add classes, and inputs at the end of the features (MEMO); known weights keep their place.
-
-        Args:
-            num_new: Classes to add; their rows are random.
-            num_new_features: Inputs to add; their columns are random for old classes too.
-        """
+        """Add classes, and inputs behind the others (MEMO); known weights keep their place, the rest is random."""
         num_old, old_dim = self.weight.shape
         if num_new == num_new_features == 0:
             return
         weight = self.weight.new_empty(num_old + num_new, old_dim + num_new_features)
         if weight.numel():
-            self._initialise_(weight)
+            if self.init == "kaiming":
+                nn.init.kaiming_uniform_(weight, nonlinearity="linear")
+            else:
+                nn.init.trunc_normal_(weight, std=0.02)
         weight[:num_old, :old_dim] = self.weight.detach()
         self._replace("weight", weight.detach())
         self._replace("bias", torch.cat([self.bias.detach(), self.bias.new_zeros(num_new)]))
-
-    def _initialise_(self, weight: Tensor) -> None:
-        if self.init == "kaiming":
-            nn.init.kaiming_uniform_(weight, nonlinearity="linear")
-        else:
-            nn.init.trunc_normal_(weight, std=0.02)
 
     def forward(self, features: Tensor) -> Tensor:
         """Return logits."""
@@ -84,12 +107,7 @@ class LinearHead(GrowingModule):
 
 
 class CosineHead(GrowingModule):
-    """Score classes with ``sigma * cos(features, weight)``; sigma is learnable and starts at 1.
-
-    Args:
-        feature_dim: Width of the features.
-        num_classes: Classes at the start; 0 leaves all to `grow`.
-    """
+    """Score classes with ``sigma * cos(features, weight)``; sigma is learnable and starts at 1."""
 
     growing = ("weight",)
 
@@ -103,12 +121,9 @@ class CosineHead(GrowingModule):
     def grow(self, num_new: CountOrZero, *, zero_rows: bool = False) -> None:
         """Add classes with random rows, uniform in +-1/sqrt(feature_dim); old rows and sigma stay.
 
-        Args:
-            num_new: Classes to add.
-            zero_rows: Add zeros instead, as PILOT does. Only for rows that are overwritten (by prototypes)
-                before any training: the gradient of a normalised zero row is some 1e12 times too large, so
-                that one step throws the row far away, where it never turns again, and every global gradient
-                norm (SAM, C-Flat, clipping) sees nothing but such rows.
+        ``zero_rows`` adds zeros instead, as PILOT does. Only for rows that are overwritten (by prototypes) before any
+        training: the gradient of a normalised zero row is some 1e12 times too large, so that one step throws the row
+        far away, where it never turns again, and every global gradient norm (SAM, C-Flat, clipping) sees nothing else.
         """
         rows = self.weight.new_zeros(num_new, self.feature_dim)
         if not zero_rows:
@@ -128,13 +143,9 @@ class NearestMeanHead(GrowingModule):
     """Score classes by how near their mean feature is; nothing is trained.
 
     A class without features scores ``-inf``. Features may arrive in any number of batches and tasks, so that
-    domain streams simply keep updating the same classes.
-
-    Args:
-        feature_dim: Width of the features.
-        num_classes: Classes at the start; `update` adds those it meets.
-        metric: ``"cosine"`` compares with the mean of the raw features (SimpleCIL); ``"euclidean"`` is minus
-            the squared distance between the unit feature and the unit mean of unit features (iCaRL's NME).
+    domain streams simply keep updating the same classes. The metric ``"cosine"`` compares with the mean of the raw
+    features (SimpleCIL); ``"euclidean"`` is minus the squared distance between the unit feature and the unit mean of
+    unit features (iCaRL's NME).
     """
 
     growing = ("sums", "counts")

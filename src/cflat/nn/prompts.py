@@ -26,14 +26,7 @@ __all__ = ["PrefixPrompts", "PromptPool", "majority"]
 
 
 class PromptPool(nn.Module):
-    """Prompt tokens with keys; an image uses those whose keys are nearest to its query (L2P).
-
-    Args:
-        dim: Width of tokens, keys and queries.
-        pool_size: Number of prompts.
-        length: Tokens per prompt.
-        top_k: Prompts that each image uses.
-    """
+    """Prompts of ``length`` tokens with keys; an image uses the ``top_k`` with keys nearest to its query (L2P)."""
 
     def __init__(self, dim: int, *, pool_size: int = 10, length: int = 5, top_k: int = 5) -> None:
         super().__init__()
@@ -49,12 +42,10 @@ class PromptPool(nn.Module):
 
     @torch.no_grad()
     def select(self, query: Tensor, *, batchwise: bool = True) -> Tensor:
-        """Return prompt ids (B, top_k) for queries (B, D).
+        """Return prompt ids (B, top_k) for queries (B, D), the features of images under the plain backbone.
 
-        Args:
-            query: Features of the images under the plain backbone.
-            batchwise: Give all images the ids that most of them want. In a test set sorted by class this leaks
-                the task; ``False`` lets each image choose for itself.
+        ``batchwise`` gives all images the ids that most of them want. In a test set sorted by class this leaks the
+        task; ``False`` lets each image choose for itself.
         """
         ids = _cosine(query, self.keys).topk(self.top_k, dim=1).indices
         return majority(ids, len(self.keys)) if batchwise else ids
@@ -71,14 +62,8 @@ class PromptPool(nn.Module):
 class PrefixPrompts(nn.Module):
     """Key and value prefixes: general ones for all tasks, experts from a pool with keys (DualPrompt).
 
-    Args:
-        backbone: The ViT whose blocks receive the prefixes.
-        pool_size: Number of experts.
-        length: Prefix length, of both kinds.
-        general_layers: Blocks that receive the general prefix.
-        expert_layers: Blocks that receive the expert prefix.
-        legacy_layout: Hand out expert prefixes as the public PyTorch code does, which merges the key/value axis
-            with the batch axis: half of the batch gets keys for values and vice versa. To match numbers only.
+    ``legacy_layout`` hands out expert prefixes as the public PyTorch code does, which merges the key/value axis with
+    the batch axis: half of the batch gets keys for values and vice versa. To match numbers only.
     """
 
     def __init__(
@@ -116,13 +101,7 @@ class PrefixPrompts(nn.Module):
 
     @torch.no_grad()
     def select(self, query: Tensor, *, batchwise: bool = True, among: int | None = None) -> Tensor:
-        """Return the nearest expert's id for each query, (B,).
-
-        Args:
-            query: Features of the images under the plain backbone.
-            batchwise: See `PromptPool.select`.
-            among: Choose among the first so many experts; `None`: all.
-        """
+        """Return the nearest expert's id for each query, (B,), ``among`` the first so many; see `PromptPool.select`."""
         ids = _cosine(query, self.keys[:among]).argmax(1, keepdim=True)
         return (majority(ids, self.pool_size) if batchwise else ids).squeeze(1)
 

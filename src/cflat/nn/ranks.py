@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,14 +19,11 @@ from torch.overrides import TorchFunctionMode
 __all__ = ["shared_batch", "sum_over_batch"]
 
 
-@dataclass(frozen=True)
-class _Share:
-    """This rank's part of a batch."""
+class _Share(NamedTuple):
+    """This rank's part of a batch, as `shared_batch` was told."""
 
     num_images: int
-    """A filler among them, which counts for nothing."""
     total: int
-    """On all ranks."""
     is_filler: bool
 
 
@@ -39,9 +35,9 @@ def shared_batch(num_images: int, total: int, *, is_filler: bool, syncs_batchnor
     """Let what is computed inside, forward and backward, be that of the whole batch which the ranks share.
 
     Args:
-        num_images: Images on this rank.
+        num_images: Images on this rank, a filler among them, which counts for nothing.
         total: Images on all ranks that count.
-        is_filler: Whether this rank has no image of the batch, and what it has instead counts for nothing.
+        is_filler: Whether this rank has no image of the batch.
         syncs_batchnorm: Whether BatchNorm takes its statistics over all ranks.
     """
     token = _share.set(_Share(num_images, total, is_filler))

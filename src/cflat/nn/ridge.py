@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -16,8 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from cflat._ranges import Count, CountOrZero, check, checked
-from cflat.nn._growing import GrowingModule
-from cflat.nn.heads import full_precision
+from cflat.nn.heads import GrowingModule, full_precision
 
 __all__ = ["RIDGES", "RidgeHead", "ridge_errors", "ridge_solution"]
 
@@ -26,6 +25,7 @@ logger = logging.getLogger(__name__)
 RIDGES: tuple[float, ...] = tuple(10.0**exponent for exponent in range(-8, 9))
 USUAL = 1.0
 """The middle of `RIDGES`."""
+VALIDATION_SHARE = 0.2
 _NUM_CHUNK_ROWS = 2048  # projected features in memory at a time: 80 MB at 10,000 projections
 
 
@@ -45,7 +45,7 @@ class RidgeHead(GrowingModule):
     torch.Size([2, 3])
     """
 
-    growing = ("gram", "class_sums", "weight")
+    growing = ("weight", "class_sums", "gram")
     projection: Tensor
     gram: Tensor
     class_sums: Tensor
@@ -72,11 +72,6 @@ class RidgeHead(GrowingModule):
         self.register_buffer("class_sums", torch.empty(0, num_projections, dtype=dtype))
         self.register_buffer("weight", torch.empty(0, num_projections, dtype=dtype))
         self.register_buffer("ridge", torch.zeros((), dtype=torch.float64))
-
-    @property
-    def num_classes(self) -> int:
-        """Number of classes that have a score."""
-        return self.weight.shape[0]
 
     @property
     def feature_dim(self) -> int:
@@ -107,38 +102,24 @@ class RidgeHead(GrowingModule):
         self.grow(max(0, int(labels.max()) + 1 - self.num_classes))
         if not self.gram.numel():
             self.gram = self.gram.new_zeros(self.num_projections, self.num_projections)
-        for projected, targets in self._chunks(features, labels):
+        for rows, part in zip(features.split(_NUM_CHUNK_ROWS), labels.split(_NUM_CHUNK_ROWS), strict=True):
+            projected, targets = self.project(rows), functional.one_hot(part, self.num_classes).to(self.gram.dtype)
             self.gram.addmm_(projected.T, projected)
             self.class_sums.addmm_(targets.T, projected)
 
     @torch.no_grad()
-    def select_ridge(
-        self,
-        features: Tensor,
-        labels: Tensor,
-        *,
-        seed: int,
-        candidates: Sequence[float] = RIDGES,
-        validation_share: float = 0.2,
-    ) -> float:
-        """Return the candidate with the least squared error on a random part of one task's features.
+    def select_ridge(self, features: Tensor, labels: Tensor, *, seed: int) -> float:
+        """Return which of `RIDGES` has the least squared error on a random fifth of one task's features.
 
-        Args:
-            features: Features of one task, (n, feature_dim), at least two.
-            labels: Their labels, (n,).
-            seed: Of the shuffle before the split.
-            candidates: Ridges to compare.
-            validation_share: Share of the rows that is held out.
+        ``features`` (n, feature_dim), at least two, with ``labels`` (n,); ``seed`` shuffles them before the split.
         """
         check("len(features)", len(features), at_least=2)
         order = torch.randperm(len(features), generator=torch.Generator().manual_seed(seed)).to(features.device)
-        num_fit = min(max(1, int(len(features) * (1 - validation_share))), len(features) - 1)
+        num_fit = min(max(1, int(len(features) * (1 - VALIDATION_SHARE))), len(features) - 1)
         projected = self.project(features[order])
         targets = functional.one_hot(labels[order]).to(projected.dtype)
-        errors = ridge_errors(
-            projected[:num_fit], targets[:num_fit], projected[num_fit:], targets[num_fit:], candidates
-        )
-        return candidates[int(errors.argmin())]
+        errors = ridge_errors(projected[:num_fit], targets[:num_fit], projected[num_fit:], targets[num_fit:], RIDGES)
+        return RIDGES[int(errors.argmin())]
 
     @torch.no_grad()
     def solve(self, ridge: float) -> None:
@@ -164,10 +145,6 @@ class RidgeHead(GrowingModule):
                 projected, rows = functional.normalize(projected, dim=1), functional.normalize(rows, dim=1)
             return functional.linear(projected, rows).to(torch.promote_types(features.dtype, torch.float32))
 
-    def _chunks(self, features: Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        for rows, part in zip(features.split(_NUM_CHUNK_ROWS), labels.split(_NUM_CHUNK_ROWS), strict=True):
-            yield self.project(rows), functional.one_hot(part, self.num_classes).to(self.projection.dtype)
-
 
 def ridge_errors(
     inputs: Tensor, targets: Tensor, held_out: Tensor, held_out_targets: Tensor, ridges: Sequence[float]
@@ -177,13 +154,6 @@ def ridge_errors(
     With ``n`` rows of ``M`` inputs, decomposes the smaller of the n x n and M x M Gram matrices. In its basis a
     ridge only changes the diagonal, so that each costs one small product instead of an M x M solve. In float32
     this stays close to float64 for all ridges, where dense solves of the M x M system return noise for small ones.
-
-    Args:
-        inputs: Rows to fit, (n, M).
-        targets: Their targets, (n, C).
-        held_out: Rows to validate on, (v, M).
-        held_out_targets: Their targets, (v, C).
-        ridges: Ridges to compare.
     """
     is_wide = inputs.shape[0] < inputs.shape[1]
     # (X'X + r)^-1 X'Y = X'(XX' + r)^-1 Y

@@ -1,15 +1,19 @@
-"""The small convolutional networks that timm does not have: CIFAR ResNets and a three-stage CNN.
+"""The small networks that timm does not have: CIFAR ResNets, a three-stage CNN, and networks for vectors.
 
-All follow timm's conventions (`forward_features`, `global_pool`, stages `layer1` ... `layer3`), so that the
-rest of the package treats them like a timm ResNet.
+The convolutional ones follow timm's conventions (`forward_features`, `global_pool`, stages `layer1` ... `layer3`), so
+that the rest of the package treats them like a timm ResNet.
 """
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from torch import Tensor, nn
 from torch.nn import functional
 
-__all__ = ["ResNet8", "ResNet32", "SmallCNN"]
+from cflat._ranges import Count, checked
+
+__all__ = ["MLP", "Identity", "ResNet8", "ResNet32", "SmallCNN"]
 
 
 class _BasicBlock(nn.Module):
@@ -40,19 +44,14 @@ def _stage(num_inputs: int, num_outputs: int, num_blocks: int, stride: int) -> n
 
 
 class _ThreeStages(nn.Module):
-    """The forward pass that these networks share: stem, three stages, average over positions."""
+    """What these networks share: stem, three stages, average over positions."""
 
-    num_features: int
-    stem: nn.Module
-    layer1: nn.Module
-    layer2: nn.Module
-    layer3: nn.Module
+    num_features = 64
 
-    def __init__(self) -> None:
+    def __init__(self, stem: nn.Module, layer1: nn.Module, layer2: nn.Module, layer3: nn.Module) -> None:
         super().__init__()
+        self.stem, self.layer1, self.layer2, self.layer3 = stem, layer1, layer2, layer3
         self.global_pool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
-
-    def _initialise(self) -> None:
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
@@ -74,13 +73,12 @@ class ResNet32(_ThreeStages):
     """In each stage."""
 
     def __init__(self, num_channels: int = 3) -> None:
-        super().__init__()
-        self.num_features = 64
-        self.stem = _convolution(num_channels, 16)
-        self.layer1 = _stage(16, 16, self.num_blocks, stride=1)
-        self.layer2 = _stage(16, 32, self.num_blocks, stride=2)
-        self.layer3 = _stage(32, 64, self.num_blocks, stride=2)
-        self._initialise()
+        super().__init__(
+            _convolution(num_channels, 16),
+            _stage(16, 16, self.num_blocks, stride=1),
+            _stage(16, 32, self.num_blocks, stride=2),
+            _stage(32, 64, self.num_blocks, stride=2),
+        )
 
 
 class ResNet8(ResNet32):
@@ -93,13 +91,12 @@ class SmallCNN(_ThreeStages):
     """Four convolutions with BatchNorm, 64 features: enough for 8x8 digits and quick on a laptop CPU."""
 
     def __init__(self, num_channels: int = 3) -> None:
-        super().__init__()
-        self.num_features = 64
-        self.stem = _convolution(num_channels, 16)
-        self.layer1 = _convolution(16, 32)
-        self.layer2 = _convolution(32, 64, stride=2)
-        self.layer3 = _convolution(64, 64)
-        self._initialise()
+        super().__init__(
+            _convolution(num_channels, 16),
+            _convolution(16, 32),
+            _convolution(32, 64, stride=2),
+            _convolution(64, 64),
+        )
 
 
 def _convolution(num_inputs: int, num_outputs: int, stride: int = 1) -> nn.Sequential:
@@ -108,3 +105,39 @@ def _convolution(num_inputs: int, num_outputs: int, stride: int = 1) -> nn.Seque
         nn.BatchNorm2d(num_outputs),
         nn.ReLU(),
     )
+
+
+class MLP(nn.Module):
+    """Hidden layers of equal width with ReLU; the last of them is the feature. Inputs are flattened.
+
+    No normalisation layer: the weights are all there is, so that a perturbation of them is all that changes.
+    """
+
+    @checked
+    def __init__(self, num_inputs: int, width: Count = 256, depth: Count = 2) -> None:
+        super().__init__()
+        self.num_features = width
+        sizes = [num_inputs, *[width] * depth]
+        self.layers = nn.ModuleList(nn.Linear(*pair) for pair in pairwise(sizes))
+        for layer in self.layers:
+            nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")  # type: ignore[arg-type]
+            nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return features of shape (B, width)."""
+        hidden = inputs.flatten(1)
+        for layer in self.layers:
+            hidden = layer(hidden).relu()
+        return hidden
+
+
+class Identity(nn.Module):
+    """Hand vectors on as they are: the features were computed before, and only a head or class means are learned."""
+
+    def __init__(self, num_inputs: int) -> None:
+        super().__init__()
+        self.num_features = num_inputs
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return the vectors, (B, D)."""
+        return inputs.flatten(1)

@@ -29,12 +29,10 @@ __all__ = [
     "attend",
     "blocks_of",
     "embed",
-    "features",
     "insert_prompts",
     "mix",
     "num_read",
     "pool",
-    "pool_prompts",
     "run_blocks",
     "vit_of",
 ]
@@ -82,42 +80,30 @@ def run_blocks(
     *,
     adapters: Sequence[nn.Module] | None = None,
     prefixes: Mapping[int, Prefix] | None = None,
-    is_attended: bool = False,
     num_outputs: int | None = None,
 ) -> Tensor:
-    """Run blocks ``start`` to ``stop`` (exclusive; `None`: all) on tokens (B, N, D).
+    """Run blocks ``start`` to ``stop`` (exclusive; `None`: all) on tokens (B, N, D) of `embed` or of earlier blocks.
 
-    Args:
-        backbone: A ViT.
-        tokens: Output of `embed` or of earlier blocks.
-        start: First block.
-        stop: Block to stop before.
-        adapters: One module per block of the ViT; each adds its output for the post-attention tokens to the
-            block's output.
-        prefixes: Keys and values to prepend in some blocks, by block index.
-        is_attended: ``tokens`` are past the attention of block ``start`` already (see `attend`): the part of
-            the first adapted block that does not depend on adapters can be computed once and kept.
-        num_outputs: Compute, and return, only the first tokens of the ViT's last block: the others are read by
-            nobody (see `num_read`); None returns all.
+    ``adapters``, one module per block of the ViT, each add their output for the post-attention tokens to the block's.
+    ``prefixes`` are prepended to keys and values in some blocks, by block index. ``num_outputs`` computes, and returns,
+    only the first tokens of the ViT's last block: the others are read by nobody (see `num_read`).
     """
     blocks = list(vit_of(backbone).blocks)
     for index in range(len(blocks))[start:stop]:
         adapter = adapters[index] if adapters is not None else None
         prefix = prefixes.get(index) if prefixes is not None else None
         wanted = num_outputs if index == len(blocks) - 1 else None
-        if adapter is None and prefix is None and wanted is None and not is_attended:
+        if adapter is None and prefix is None and wanted is None:
             tokens = blocks[index](tokens)
             continue
-        run = partial(_run_block, blocks[index], adapter, prefix, wanted, is_attended)
-        tokens = inside(blocks[index], run, tokens)
-        is_attended = False
+        tokens = inside(blocks[index], partial(_run_block, blocks[index], adapter, prefix, wanted), tokens)
     return tokens
 
 
 def _run_block(
-    block: Any, adapter: nn.Module | None, prefix: Prefix | None, wanted: int | None, is_attended: bool, tokens: Tensor
+    block: Any, adapter: nn.Module | None, prefix: Prefix | None, wanted: int | None, tokens: Tensor
 ) -> Tensor:
-    attended = tokens[:, :wanted] if is_attended else attend(block, tokens, prefix, num_queries=wanted)
+    attended = attend(block, tokens, prefix, num_queries=wanted)
     mixed = mix(block, attended)
     return mixed if adapter is None else mixed + adapter(attended)
 
@@ -135,34 +121,10 @@ def pool(backbone: Backbone, tokens: Tensor) -> Tensor:
     return pooled
 
 
-def pool_prompts(backbone: Backbone, tokens: Tensor, num_prompt_tokens: int) -> Tensor:
-    """Return features (B, D): the mean of the prompt tokens after the final norm (L2P)."""
-    vit = vit_of(backbone)
-    first = vit.num_prefix_tokens
-    outputs: Tensor = vit.norm(tokens[:, first : first + num_prompt_tokens])
-    return outputs.mean(1)
-
-
-def features(
-    backbone: Backbone,
-    images: Tensor,
-    *,
-    adapters: Sequence[nn.Module] | None = None,
-    prefixes: Mapping[int, Prefix] | None = None,
-) -> Tensor:
-    """Return features (B, D) of images with adapters or prefixes in the blocks."""
-    tokens = run_blocks(backbone, embed(backbone, images), adapters=adapters, prefixes=prefixes)
-    return pool(backbone, tokens)
-
-
 def attend(block: Any, tokens: Tensor, prefix: Prefix | None = None, *, num_queries: int | None = None) -> Tensor:
-    """Return the residual stream behind the attention of one timm block; runs `inside` it.
+    """Return the residual stream behind the attention of one plain pre-norm block of timm; runs `inside` it.
 
-    Args:
-        block: A plain pre-norm block of timm.
-        tokens: Residual stream before the block, (B, N, D).
-        prefix: Keys and values to prepend.
-        num_queries: Compute, and return, the first tokens alone: enough when only the class token is read.
+    ``num_queries`` computes, and returns, the first tokens alone: enough when only the class token is read.
     """
     block = _plain(block)
     normed = block.norm1(tokens)
@@ -189,17 +151,15 @@ def _attention(attention: Attention, tokens: Tensor, prefix: Prefix | None, num_
     query, key, value = (part.unflatten(-1, (attention.num_heads, -1)).transpose(1, 2) for part in (query, key, value))
     query, key = attention.q_norm(query), attention.k_norm(key)  # (B, heads, N, head_dim)
     if prefix is not None:
-        key, value = _prepend(prefix[0], key), _prepend(prefix[1], value)
+        key, value = (
+            torch.cat([part.to(own.dtype).expand(len(own), -1, -1, -1), own], dim=2)
+            for part, own in zip(prefix, (key, value), strict=True)
+        )
     output = functional.scaled_dot_product_attention(
         query, key, value, dropout_p=attention.attn_drop.p if attention.training else 0.0
     )
     projected: Tensor = attention.proj_drop(attention.proj(output.transpose(1, 2).flatten(2)))
     return projected
-
-
-def _prepend(prefix: Tensor, own: Tensor) -> Tensor:
-    prefix = prefix.to(own.dtype).expand(own.shape[0], -1, -1, -1)
-    return torch.cat([prefix, own], dim=2)
 
 
 def _plain(block: nn.Module) -> Any:  # a timm Block; its submodules are untyped

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,13 +33,21 @@ def load_weights_(model: nn.Module, path: str | Path) -> None:
         DataError: The file is missing or unreadable, or its tensors do not fit; the message names some.
     """
     own = model.state_dict()
-    given = {name: value for name, value in _read(Path(path)).items() if _belongs(name, own)}
+    read = _read(Path(path))
+    given = {name: value for name, value in read.items() if name in own or not name.startswith(_HEAD_PREFIXES)}
     if isinstance(model, models.VisionTransformer) and "pos_embed" in given and "pos_embed" in own:
         given["pos_embed"] = _fit_positions(given["pos_embed"], model)
+    # BatchNorm's step counters are absent from old files and used by no forward pass.
+    counters = {name for name in own if name.endswith("num_batches_tracked")}
+    misshapen = [
+        f"{name} {tuple(given[name].shape)} instead of {tuple(own[name].shape)}"
+        for name in sorted(given.keys() & own.keys())
+        if given[name].shape != own[name].shape
+    ]
     problems = [
-        *_listed("missing", sorted(own.keys() - given.keys() - _counters(own))),
+        *_listed("missing", sorted(own.keys() - given.keys() - counters)),
         *_listed("unexpected", sorted(given.keys() - own.keys())),
-        *_listed("of another shape", _misshapen(given, own)),
+        *_listed("of another shape", misshapen),
     ]
     if problems:
         raise DataError(
@@ -87,15 +94,6 @@ def _is_plain(value: Tensor) -> bool:
     return value.layout == torch.strided and not (value.is_meta or value.is_quantized or value.is_complex())
 
 
-def _belongs(name: str, own: dict[str, Tensor]) -> bool:
-    return name in own or not name.startswith(_HEAD_PREFIXES)
-
-
-def _counters(names: Iterable[str]) -> set[str]:
-    """BatchNorm's step counters: absent from old files and used by no forward pass."""
-    return {name for name in names if name.endswith("num_batches_tracked")}
-
-
 def _fit_positions(positions: Tensor, model: VisionTransformer) -> Tensor:
     num_prefix_tokens = 0 if model.no_embed_class else model.num_prefix_tokens
     num_patches = positions.shape[1] - num_prefix_tokens if positions.ndim == 3 else 0
@@ -105,14 +103,6 @@ def _fit_positions(positions: Tensor, model: VisionTransformer) -> Tensor:
         positions, new_size=list(model.patch_embed.grid_size), num_prefix_tokens=num_prefix_tokens
     )
     return fitted
-
-
-def _misshapen(given: dict[str, Tensor], own: dict[str, Tensor]) -> list[str]:
-    return [
-        f"{name} {tuple(given[name].shape)} instead of {tuple(own[name].shape)}"
-        for name in sorted(given.keys() & own.keys())
-        if given[name].shape != own[name].shape
-    ]
 
 
 def _listed(kind: str, names: list[str]) -> list[str]:

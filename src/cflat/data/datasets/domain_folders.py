@@ -1,11 +1,11 @@
-"""``<domain>/<class>/`` folders, with file lists or without: the layout that several datasets share."""
+"""PACS and Office-Home: ``<domain>/<class>/`` folders, with file lists or without."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from cflat._errors import DataError
-from cflat.data.catalog import Source
+from cflat.data.catalog import DatasetSpec, Source, register_dataset
 from cflat.data.dataset import Dataset, Report
 from cflat.data.datasets.file_list import TRAIN_LIST, DomainLists, Entry, build_domain_dataset, read_domain_lists
 from cflat.data.datasets.image_folder import class_folders, image_files
@@ -49,3 +49,28 @@ def _split(root: Path, name: str, folder: Path, label_of: dict[str, int], report
             entry = Entry(path.relative_to(root).as_posix(), label_of[label])
             (test if index % TEST_EVERY == TEST_EVERY - 1 else train).append(entry)
     return DomainLists(name, train, test)
+
+
+for _spec in (
+    DatasetSpec(
+        name="pacs",
+        title="PACS",
+        layout="pacs/ with <domain>/<class>/ images of 4 domains x 7 classes, and <domain>_train.txt, <domain>_test.txt"
+        " lists or none",
+        licence="none stated by its authors; research use",
+        num_classes=7,
+        domains=("art_painting", "cartoon", "photo", "sketch"),
+        places=("pacs", "PACS"),
+    ),
+    DatasetSpec(
+        name="office_home",
+        title="Office-Home",
+        layout="office_home/ (or OfficeHomeDataset_10072016/) with Art/, Clipart/, Product/, Real World/ and in each"
+        " <class>/ folders of 65 classes; <domain>_train.txt, <domain>_test.txt lists or none",
+        licence="non-commercial research and education only",
+        num_classes=65,
+        domains=("Art", "Clipart", "Product", "Real World"),
+        places=("office_home", "office-home", "OfficeHomeDataset_10072016"),
+    ),
+):
+    register_dataset(_spec)(load_domain_folders)

@@ -1,4 +1,4 @@
-"""``folder:PATH``: a folder per class under train/ and test/; other datasets share this layout."""
+"""``folder:PATH``, a folder per class under train/ and test/, and the datasets that come in this layout."""
 
 from __future__ import annotations
 
@@ -94,3 +94,52 @@ def _entries(folder: Path, report: Report) -> list[os.DirEntry[str]]:
     except OSError as error:
         report(f"Cannot read folder {str(folder)!r}: {error.strerror}; check its permissions.")
         return []
+
+
+for _spec in (
+    DatasetSpec(  # in the folders that the field's toolboxes distribute, not the official split
+        name="cub200",
+        title="CUB-200",
+        layout="cub200/ (or cub/) with train/<class>/ and test/<class>/ folders of 200 bird species",
+        licence="images for non-commercial research and education only",
+        num_classes=200,
+        num_train=9_430,
+        num_test=2_358,
+        split=(10, 10),
+        places=("cub200", "cub"),
+    ),
+    DatasetSpec(  # photographs that networks get wrong, in the split of the field's toolboxes
+        name="imagenet_a",
+        title="ImageNet-A",
+        layout="imagenet_a/ (or imagenet-a/) with train/<wnid>/ and test/<wnid>/ folders of 200 classes",
+        licence="images belong to their authors; research use",
+        num_classes=200,
+        num_train=5_981,
+        num_test=1_519,
+        split=(20, 20),
+        places=("imagenet_a", "imagenet-a"),
+    ),
+    DatasetSpec(  # renditions of ImageNet classes, in the 80/20 split that was made for L2P
+        name="imagenet_r",
+        title="ImageNet-R",
+        layout="imagenet_r/ (or imagenet-r/) with train/<wnid>/ and test/<wnid>/ folders of 200 classes",
+        licence="images belong to their authors; research use",
+        num_classes=200,
+        num_train=24_000,
+        num_test=6_000,
+        split=(20, 20),
+        places=("imagenet_r", "imagenet-r"),
+    ),
+    DatasetSpec(  # the subset that the field's class-incremental benchmarks use
+        name="objectnet",
+        title="ObjectNet",
+        layout="objectnet/ (or objnet/) with train/<class>/ and test/<class>/ folders of 200 classes",
+        licence="CC BY 4.0; its authors also ask that no model be tuned on it, which this benchmark does",
+        num_classes=200,
+        num_train=26_509,
+        num_test=6_628,
+        split=(10, 10),
+        places=("objectnet", "objnet"),
+    ),
+):
+    register_dataset(_spec)(load_class_folders)
