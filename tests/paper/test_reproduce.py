@@ -107,7 +107,7 @@ def test_every_recipe_is_a_valid_plan_at_every_scale(name: str, scale: str, ever
         assert job.config.preset == scale
     if exhibit.figures:
         assert watched_config(exhibit, request).optimizer.name == "c_flat"
-    assert exhibit.figures or plan.all_jobs or plan.needs_no_run
+    assert exhibit.figures or plan.all_jobs or exhibit.needs_no_run
 
 
 def test_hyperparameters_of_preset_paper_are_the_published_ones() -> None:

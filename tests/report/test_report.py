@@ -68,7 +68,7 @@ def test_groups_are_everything_but_the_seed_and_the_plain_one_is_first(runs: Pat
     plain = report.groups[0]
     values = [RunFolder(runs / f"none-seed{seed}").load_summary().headline.avg for seed in range(3)]
     assert plain.spread("avg").mean == pytest.approx(sum(values) / 3)
-    (curves,) = report.data.sections[0].figures
+    ((_, curves),) = report.data.sections[0].charts[0].options
     stages = [RunFolder(runs / f"none-seed{seed}").load_summary().headline.stage_accuracy for seed in range(3)]
     assert curves.panels[0].marks[0].y == pytest.approx((100 * sum(stages) / 3).tolist())
 
@@ -163,7 +163,7 @@ def test_unfinished_runs_are_shown_with_what_is_known(page: Page, runs: Path) ->
     assert any(text.endswith("so far") for text in page.texts)
     alone = collect_report([runs / "c_flat_turbo-seed2"])
     assert (alone.num_runs, alone.num_unfinished) == (1, 1)
-    assert alone.data.sections[0].figures[0].panels[0].marks[0].style == "dashed"
+    assert alone.data.sections[0].charts[0].options[0][1].panels[0].marks[0].style == "dashed"
     assert "No run is finished yet" in alone.data.headlines[0]
 
 
@@ -204,7 +204,7 @@ def test_several_scenarios_get_a_choice_and_a_sentence_each(tmp_path: Path) -> N
             write_run(tmp_path / f"{method}-{optimizer}", config_of(method=method, optimizer=optimizer))
     report = collect_report([tmp_path])
     assert [sentence.split(":")[0] for sentence in report.data.headlines] == ["icarl on digits", "replay on digits"]
-    (choices,) = report.data.sections[0].choices
+    (choices,) = report.data.sections[0].charts
     assert [label for label, _ in choices.options] == ["icarl on digits", "replay on digits"]
     assert report.groups[1].name == "SAM, icarl on digits"
 
@@ -328,7 +328,7 @@ def test_long_curves_of_the_analysis_are_thinned_out(tmp_path: Path) -> None:
     figure = FigureData("long", "Long", [Panel("p", "x", "y", [Curve("c", values, values, values, values)])])
     (tmp_path / "run" / "analysis" / "long.json").write_text(json.dumps(figure.to_dict()))
     (section,) = [section for section in collect_report([tmp_path]).data.sections if section.name == "gradients"]
-    (curve,) = section.choices[0].options[0][1].panels[0].marks
+    (curve,) = section.charts[0].options[0][1].panels[0].marks
     assert len(curve.x) <= MAX_POINTS
     assert (curve.y[0], curve.y[-1]) == (0.0, 49_999.0)
 
@@ -344,7 +344,7 @@ def test_figures_of_the_analysis_are_shown_and_others_named(tmp_path: Path) -> N
         (folder / f"{name}.json").write_text(text)
     report = write_report([tmp_path], tmp_path / "report.html")
     (section,) = [section for section in report.data.sections if section.name == "gradients"]
-    assert [choice.title for choice in section.choices] == ["Ratios"]
+    assert [choice.title for choice in section.charts] == ["Ratios"]
     assert [problem.where for problem in report.problems] == [f"run/analysis/{name}.json" for name in "abcd"]
 
 

@@ -21,28 +21,16 @@ _MAX_SWEEPS = 3
 class Krylov:
     """A growing orthonormal basis in which the operator is tridiagonal.
 
-    Basis vectors are held in ``dtype``, the tridiagonal matrix in float64. Each new vector is made orthogonal to all
-    others. When nothing is left of it, the basis spans an invariant subspace, and the iteration restarts from a random
-    vector outside: a new block of the tridiagonal matrix, with coupling 0.
+    Basis vectors are held in the precision of the random vectors that ``draw`` returns, the tridiagonal matrix in
+    float64. Each new vector is made orthogonal to all others. When nothing is left of it, the basis spans an invariant
+    subspace, and the iteration restarts from a random vector outside: a new block of the tridiagonal matrix, with
+    coupling 0.
     """
 
-    def __init__(
-        self,
-        product: Product,
-        size: int,
-        dtype: torch.dtype,
-        device: torch.device,
-        generator: torch.Generator,
-        tolerance: float,
-    ) -> None:
+    def __init__(self, product: Product, draw: Callable[[], Tensor], tolerance: float) -> None:
         self._product = product
-        self._size = size
-        self._dtype = dtype
-        self._device = device
-        self._generator = generator
+        self._draw = draw
         self._tolerance = tolerance
-        # A coupling that small is a residual within the tolerance, or what rounding leaves of a vector in the span.
-        self._closing = max(tolerance, 100 * torch.finfo(dtype).eps)
         self._rows: list[Tensor] = []
         self._alphas: list[float] = []
         self._betas: list[float] = []
@@ -58,16 +46,19 @@ class Krylov:
         """Add one basis vector, at the cost of one product."""
         if self._following is None:
             self._block_start = len(self._rows)
-            self._following = self._outside()
+            self._following = self._draw()
+            self._make_orthogonal_(self._following)
+            self._following.div_(math.sqrt(_dot(self._following, self._following)))
         row = self._following
         self._rows.append(row)
-        image = self._product(row).to(self._dtype)
+        image = self._product(row).to(row.dtype)
         self._alphas.append(_dot(row, image))
         image.add_(row, alpha=-self._alphas[-1])  # the bulk goes first, so that one sweep over the basis is enough
         self._make_orthogonal_(image)
         beta = math.sqrt(_dot(image, image))
         scale = max(abs(value) for value in (*self._alphas, *self._betas))
-        is_closed = beta <= self._closing * scale
+        # A coupling that small is a residual within the tolerance, or what rounding leaves of a vector in the span.
+        is_closed = beta <= scale * max(self._tolerance, 100 * torch.finfo(row.dtype).eps)
         self._betas.append(0.0 if is_closed else beta)
         self._following = None if is_closed else image.div_(beta)
 
@@ -77,7 +68,7 @@ class Krylov:
 
     def combine(self, coordinates: Tensor) -> Tensor:
         """Return the unit vector with these coordinates, in float64."""
-        vector = torch.zeros(self._size, dtype=torch.float64, device=self._device)
+        vector = torch.zeros_like(self._rows[0], dtype=torch.float64)
         for row, coordinate in zip(self._rows, coordinates.tolist(), strict=True):
             vector.add_(row, alpha=coordinate)
         return vector.div_(vector.norm())
@@ -86,7 +77,7 @@ class Krylov:
         """Return whether the first ``k`` pairs are known to the tolerance and no further copies can be missing."""
         if len(self._rows) < k:
             return False
-        if len(self._rows) == self._size:
+        if len(self._rows) == len(self._rows[0]):
             return True
         values, coordinates = self.ritz()
         limit = self._tolerance * values.abs().max()
@@ -102,12 +93,6 @@ class Krylov:
         keys = _keys(newest[lead], which), _keys(values[chosen[-1:]], which)
         is_known = self._betas[-1] * coordinates[-1, lead].abs() <= limit
         return bool(is_known & (keys[0] <= keys[1] + limit))
-
-    def _outside(self) -> Tensor:
-        """Draw a random unit vector that is orthogonal to the basis; on the CPU, to be the same on every device."""
-        vector = torch.randn(self._size, generator=self._generator, dtype=torch.float64).to(self._device, self._dtype)
-        self._make_orthogonal_(vector)
-        return vector.div_(math.sqrt(_dot(vector, vector)))
 
     def _make_orthogonal_(self, vector: Tensor) -> None:
         """Remove the basis from a vector; again while most of it vanishes, since rounding errors then dominate."""
@@ -148,9 +133,7 @@ def rank(values: Tensor, which: Which) -> Tensor:
 
 
 def _keys(values: Tensor, which: Which) -> Tensor:
-    if which == "magnitude":
-        return values.abs()
-    return values if which == "largest" else -values
+    return {"largest": values, "smallest": -values, "magnitude": values.abs()}[which]
 
 
 def _dot(left: Tensor, right: Tensor) -> float:
@@ -160,9 +143,7 @@ def _dot(left: Tensor, right: Tensor) -> float:
 
 def _eigh(alphas: list[float], betas: list[float]) -> tuple[Tensor, Tensor]:
     """Decompose the tridiagonal matrix; its last beta couples to a vector that is not in the basis."""
-    couplings = torch.tensor(betas[:-1], dtype=torch.float64)
-    matrix = torch.diag(torch.tensor(alphas, dtype=torch.float64))
-    if len(couplings):
-        matrix += torch.diag(couplings, 1) + torch.diag(couplings, -1)
+    diagonal, couplings = (torch.tensor(values, dtype=torch.float64) for values in (alphas, betas[:-1]))
+    matrix = torch.diag(diagonal) + torch.diag(couplings, -1)  # eigh reads the lower triangle alone
     values, vectors = torch.linalg.eigh(matrix)
     return values, vectors

@@ -68,6 +68,11 @@ class Point:
         """Return the loss of the present weights as a number."""
         return self._call().item()
 
+    def value_at(self, *offsets: tuple[Vector, float]) -> float:
+        """Return the loss at theta plus the sum of ``alpha * vector`` over the given pairs; stays there."""
+        self.move(*offsets)
+        return self.value()
+
     def value_and_gradient(self) -> tuple[float, Vector]:
         """Return the loss and its gradient at the present weights; weights that it does not reach count as zero."""
         value = self.evaluate()

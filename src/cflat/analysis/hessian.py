@@ -1,14 +1,20 @@
 """Curvature of a loss from Hessian-vector products: top eigenvalues, trace and spectral density.
 
 The gradient's graph is built once and kept while products are taken, so a product costs one backward pass through it
-and all of them see the same weights, buffers and dropout masks. Everything random is a function of ``seed``.
+and all of them see the same weights, buffers and dropout masks. Everything random is a function of ``seed`` and drawn
+on the CPU, so that it is the same on every device.
+
+Throughout, ``loss`` returns the scalar loss of the present weights and does not call backward; ``params`` are the
+weights, all requiring a gradient; and buffers of ``model``, if it is given, are left alone.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Annotated, Literal
 
 import torch
@@ -46,8 +52,7 @@ class Hessian:
         self._curved = [(i, gradient) for i, gradient in enumerate(gradients) if gradient.requires_grad]
         self._shapes = [as_real(param).shape for param in self._params]
         self.size = sum(shape.numel() for shape in self._shapes)
-        dtypes = [as_real(param).dtype for param in self._params]
-        self.dtype = max((torch.promote_types(dtype, torch.float32) for dtype in dtypes), key=lambda d: d.itemsize)
+        self.dtype = reduce(torch.promote_types, (as_real(param).dtype for param in self._params), torch.float32)
         self.device = self._params[0].device
 
     def __call__(self, vector: Sequence[Tensor]) -> list[Tensor]:
@@ -126,11 +131,7 @@ def hessian_vector_product(loss: Loss, params: Sequence[Tensor]) -> Hessian:
     """Return an operator ``v -> H v`` for the Hessian of ``loss`` at the present weights.
 
     Evaluates the loss once, so buffers of the model (BatchNorm) see one forward pass. The weights must not change while
-    the operator is in use.
-
-    Args:
-        loss: Returns the scalar loss of the present weights; no backward.
-        params: The weights, all requiring a gradient; those that the loss does not reach have zero curvature.
+    the operator is in use; those that the loss does not reach have zero curvature.
     """
     with Point(loss, params) as point:
         return Hessian(point)
@@ -169,8 +170,13 @@ def top_eigenvalues(
     """
     check("max_products", max_products, at_least=k, integer=True)
     with Point(loss, params, model) as point:
-        hessian = Hessian(point)
-        krylov = Krylov(hessian.product, hessian.size, hessian.dtype, hessian.device, _generator(seed), tolerance)
+        hessian, generator = Hessian(point), torch.Generator().manual_seed(seed)
+
+        def draw() -> Tensor:
+            drawn = torch.randn(hessian.size, generator=generator, dtype=torch.float64)
+            return drawn.to(hessian.device, hessian.dtype)
+
+        krylov = Krylov(hessian.product, draw, tolerance)
         k, limit = min(k, hessian.size), min(max_products, hessian.size)
         while not (is_converged := krylov.is_settled(k, which)) and krylov.num_products < limit:
             krylov.extend()
@@ -197,25 +203,15 @@ def trace(
     """Estimate the trace of the Hessian by Hutchinson's method with random signs.
 
     The mean of v.Hv over ``samples`` sign vectors is unbiased; its variance comes from off-diagonal entries alone, so a
-    diagonal Hessian gives the exact trace with error 0. Costs one product per sample and holds two vectors.
-
-    Args:
-        loss: Returns the scalar loss of the present weights; no backward.
-        params: The weights, all requiring a gradient.
-        samples: Number of probes; at least 2, so that the error can be stated.
-        seed: Seed of the probes.
-        model: The module whose buffers the evaluation must leave alone; optional.
+    diagonal Hessian gives the exact trace with error 0. Costs one product per sample and holds two vectors. At least 2
+    samples are needed, so that the error can be stated.
     """
-    generator = _generator(seed)
+    generator = torch.Generator().manual_seed(seed)
     with Point(loss, params, model) as point:
         hessian = Hessian(point)
-        drawn = []
-        for _ in range(samples):
-            signs = _signs(hessian, generator)
-            drawn.append(torch.dot(signs, hessian.product(signs)).item())
-    mean = math.fsum(drawn) / samples
-    variance = math.fsum((value - mean) ** 2 for value in drawn) / (samples - 1)
-    return Estimate(mean, math.sqrt(variance / samples), drawn)
+        signs = (_signs(hessian, generator) for _ in range(samples))
+        drawn = [torch.dot(sign, hessian.product(sign)).item() for sign in signs]
+    return Estimate(statistics.fmean(drawn), statistics.stdev(drawn) / math.sqrt(samples), drawn)
 
 
 @checked
@@ -247,18 +243,14 @@ def spectrum_density(
         seed: Seed of the probes.
         model: The module whose buffers the evaluation must leave alone; optional.
     """
-    generator = _generator(seed)
+    generator = torch.Generator().manual_seed(seed)
     with Point(loss, params, model) as point:
         hessian = Hessian(point)
         rules = [
             quadrature(hessian.product, _signs(hessian, generator), min(steps, hessian.size)) for _ in range(probes)
         ]
-    nodes = torch.cat([rule[0] for rule in rules])
-    weights = torch.cat([rule[1] for rule in rules]) / probes
-    return _smooth(nodes, weights, sigma, points)
-
-
-def _smooth(nodes: Tensor, weights: Tensor, sigma: float | None, points: int) -> Density:
+    nodes, weights = (torch.cat(parts) for parts in zip(*rules, strict=True))
+    weights /= probes
     low, high = nodes.min().item(), nodes.max().item()
     if sigma is None:
         # When all nodes are rounding errors of one value, their range is no scale.
@@ -271,10 +263,5 @@ def _smooth(nodes: Tensor, weights: Tensor, sigma: float | None, points: int) ->
 
 
 def _signs(hessian: Hessian, generator: torch.Generator) -> Tensor:
-    """Draw a flat vector of random signs; on the CPU, so that it is the same on every device."""
     bits = torch.randint(0, 2, (hessian.size,), generator=generator, dtype=torch.int8)
     return (2 * bits - 1).to(hessian.device, torch.float64)
-
-
-def _generator(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)

@@ -2,6 +2,9 @@
 
 Random directions are filter-normalised (Li et al., 2018): each filter of the direction is as long as the filter of the
 weights, so that slices of nets whose weights differ in scale can be compared.
+
+Throughout, ``loss`` returns the scalar loss of the present weights and does not call backward; the weights ``params``
+are put back bit for bit in every exit; and buffers of ``model``, if it is given, are left alone.
 """
 
 from __future__ import annotations
@@ -72,20 +75,12 @@ def line(
 ) -> Slice:
     """Return the loss at theta + distance * direction, in one forward pass for each distance.
 
-    Args:
-        loss: Returns the scalar loss of the present weights; no backward.
-        params: The weights; they are put back bit for bit in every exit.
-        direction: Tensors like the parameters: `random_direction`, or an eigenvector of the Hessian.
-        distances: In units of the direction; 0 is the present point.
-        model: The module whose buffers evaluations must leave alone; optional.
+    A direction is a list of tensors like the parameters: `random_direction`, or an eigenvector of the Hessian.
     """
+    places = [float(distance) for distance in distances]
     with Point(loss, params, model) as point:
         along = point.vector("direction", direction)
-        losses = []
-        for distance in distances:
-            point.move((along, float(distance)))
-            losses.append(point.value())
-    return Slice([float(distance) for distance in distances], losses)
+        return Slice(places, [point.value_at((along, place)) for place in places])
 
 
 def plane(
@@ -97,25 +92,11 @@ def plane(
     *,
     model: nn.Module | None = None,
 ) -> Plane:
-    """Return the loss at theta + x * directions[0] + y * directions[1], in ``len(xs) * len(ys)`` forward passes.
-
-    Args:
-        loss: Returns the scalar loss of the present weights; no backward.
-        params: The weights; they are put back bit for bit in every exit.
-        directions: Two lists of tensors like the parameters.
-        xs: Distances along the first direction.
-        ys: Distances along the second direction.
-        model: The module whose buffers evaluations must leave alone; optional.
-    """
+    """Return the loss at theta + x * directions[0] + y * directions[1], in ``len(xs) * len(ys)`` forward passes."""
+    columns, rows = ([float(place) for place in places] for places in (xs, ys))
     with Point(loss, params, model) as point:
         across, up = (point.vector(f"directions[{i}]", direction) for i, direction in enumerate(directions))
-        losses: list[list[float]] = []
-        for y in ys:
-            losses.append([])
-            for x in xs:
-                point.move((across, float(x)), (up, float(y)))
-                losses[-1].append(point.value())
-    return Plane([float(x) for x in xs], [float(y) for y in ys], losses)
+        return Plane(columns, rows, [[point.value_at((across, x), (up, y)) for x in columns] for y in rows])
 
 
 @checked
@@ -130,16 +111,9 @@ def connect(
 ) -> Connection:
     """Return the loss on the straight line between two sets of weights, such as the minima of two tasks.
 
-    The present weights need not lie on the line. Buffers are not interpolated: the statistics of BatchNorm are those of
-    the caller's model in eval mode, and those of the batch in train mode.
-
-    Args:
-        loss: Returns the scalar loss of the present weights; no backward.
-        params: The weights; they are put back bit for bit in every exit.
-        start: Tensors like the parameters.
-        end: Tensors like the parameters.
-        points: Number of evaluations, both ends included; at least 3.
-        model: The module whose buffers evaluations must leave alone; optional.
+    Takes ``points`` evaluations, both ends included; at least 3. The present weights need not lie on the line. Buffers
+    are not interpolated: the statistics of BatchNorm are those of the caller's model in eval mode, and those of the
+    batch in train mode.
     """
     fractions = [index / (points - 1) for index in range(points)]
     with Point(loss, params, model) as point:

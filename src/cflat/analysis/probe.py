@@ -168,14 +168,12 @@ def probe(
         base: The plain optimizer that moves the weights.
         steps: Steps to look at.
         warmup: Steps to train before.
-        radii: The radii to try; the first is the one that the verdict is about.
+        radii: As in `Probe`, like all that follow.
         lam: Weight of the flatness term.
         beta: Length of Turbo's printed surrogate.
         k: Turbo's interval.
 
     >>> import torch
-    >>> torch.manual_seed(0)  # doctest: +ELLIPSIS
-    <torch._C.Generator object at ...>
     >>> model = torch.nn.Linear(4, 3)
     >>> batches = [(torch.randn(8, 4), torch.randint(0, 3, (8,))) for _ in range(4)]
     >>> loss = lambda model, batch: torch.nn.functional.cross_entropy(model(batch[0]), batch[1])
@@ -209,10 +207,8 @@ class _Lane:
     ) -> None:
         turbo: dict[str, Any] = {"rho": rho, "lam": lam, "beta": beta, "k": k, "schedule": False}
         self.rho = rho
-        self.exact = Shadow("c_flat", params, model, rho=rho, lam=lam)
-        self.recorder = GradientRecorder(every=k, lag=k)
-        self.recorder.attach(self.exact.optimizer)
-        self.others = {
+        self.shadows = {
+            EXACT: Shadow("c_flat", params, model, rho=rho, lam=lam),
             "SAM": Shadow("sam", params, model, rho=rho),
             "LookSAM": Shadow("looksam", params, model, rho=rho, k=k),
             "Turbo": Shadow("c_flat_turbo", params, model, rho=rho, lam=lam),
@@ -222,24 +218,27 @@ class _Lane:
             "reuse only, steady": Shadow("c_flat_turbo", params, model, trigger=False, rules="steady", **turbo),
             "reuse only, paper": Shadow("c_flat_turbo", params, model, trigger=False, rules="paper", **turbo),
         }
-        self.seen: dict[str, list[tuple[float, ...]]] = {name: [] for name in (EXACT, *self.others)}
+        self.seen: dict[str, list[tuple[float, ...]]] = {name: [] for name in self.shadows}
+        self.recorder = GradientRecorder(every=k, lag=k)
+        self.recorder.attach(self.shadows[EXACT].optimizer)
 
     def look(self, closure: Callable[[], Any], g: Vector) -> None:
-        """Compare all contenders on one batch."""
-        exact = self.exact.look(closure)
+        exact = self.shadows[EXACT].look(closure)
         if exact is None:
             return
-        self._note(EXACT, exact, g, exact, counts_error=True)
-        for name, shadow in self.others.items():
-            direction = shadow.look(closure)
-            if direction is not None:
-                is_reused = shadow.optimizer.telemetry.last.get("sharpness") == "reused"
-                self._note(name, direction, g, exact, counts_error=is_reused or "reuse" not in name)
+        for name, shadow in self.shadows.items():
+            direction = exact if name == EXACT else shadow.look(closure)
+            if direction is None:
+                continue
+            difference = direction.minus(exact)
+            counts_error = "reuse" not in name or shadow.optimizer.telemetry.last.get("sharpness") == "reused"
+            error = difference.norm / (exact.norm + EPS) if counts_error else math.nan
+            errors = _surrogate_errors(difference, exact.minus(g), g)
+            numbers = (_cosine(direction, g), direction.norm / g.norm, _cosine(direction, exact), error, *errors)
+            self.seen[name].append(numbers)
 
     def rows(self) -> list[ProbeRow]:
-        """Return the means."""
-        shadows = {EXACT: self.exact, **self.others}
-        return [self._row(name, shadows[name]) for name in self.seen if self.seen[name]]
+        return [self._row(name) for name, seen in self.seen.items() if seen]
 
     def stability(self, interval: int) -> Stability:
         """Return how far the vectors turn from one exact computation to the next."""
@@ -248,15 +247,8 @@ class _Lane:
         means = {name: statistics.fmean(turn[name] for turn in turns) if turns else math.nan for name in names}
         return Stability(self.rho, interval, means)
 
-    def _note(self, name: str, direction: Vector, g: Vector, exact: Vector, *, counts_error: bool) -> None:
-        difference = direction.minus(exact)
-        error = difference.norm / (exact.norm + EPS) if counts_error else math.nan
-        errors = _surrogate_errors(difference, exact.minus(g), g)
-        numbers = (_cosine(direction, g), direction.norm / g.norm, _cosine(direction, exact), error, *errors)
-        self.seen[name].append(numbers)
-
-    def _row(self, name: str, shadow: Shadow) -> ProbeRow:
-        counters = shadow.optimizer.telemetry
+    def _row(self, name: str) -> ProbeRow:
+        counters = self.shadows[name].optimizer.telemetry
         means = [_mean(column) for column in zip(*self.seen[name], strict=True)]
         rates = [
             1 - counter.skipped / total if (total := counter.refreshed + counter.reused + counter.skipped) else math.nan
@@ -274,13 +266,17 @@ def _judge(cosines: dict[float, float], first: float) -> tuple[str, float | None
     if first in useful:
         return f"{at}: flatness changes the update at this radius.", first
     if cosine < DESTRUCTIVE:
-        advice = _advice([rho for rho in useful if rho < first], first, cosine)
-        return f"{at}: the perturbation overrides the gradient, this radius is too large.{advice[0]}", advice[1]
-    advice = _advice([rho for rho in useful if rho > first], first, cosine)
-    return (
-        f"{at}: flatness changes next to nothing here, plain training would do the same for less.{advice[0]}",
-        advice[1],
-    )
+        at += ": the perturbation overrides the gradient, this radius is too large."
+        useful = [rho for rho in useful if rho < first]
+    else:
+        at += ": flatness changes next to nothing here, plain training would do the same for less."
+        useful = [rho for rho in useful if rho > first]
+    if useful:
+        return f"{at} Try rho = {min(useful):g}.", min(useful)
+    if cosine > VISIBLE and change > 1e-6:  # the change grows about linearly with a small radius
+        rho = float(f"{first * _change(VISIBLE) / change:.1g}")
+        return f"{at} No tried radius is in the useful range; extrapolated, rho = {rho:g} would be.", rho
+    return f"{at} No tried radius is in the useful range.", None
 
 
 def _judge_reuse(stability: Stability) -> str:
@@ -305,20 +301,8 @@ def _judge_surrogates(rows: Sequence[ProbeRow]) -> str:
         f" What Turbo adds to the gradient is {own.surrogate_error:.2f} of C-Flat's increment away from it at "
         f"{own.evaluations_per_step:.2f} evaluations per step; plain training has 1."
     )
-    if not farther:
-        return said
     names = ", ".join(f"{row.optimizer} ({row.surrogate_error:.2f})" for row in farther)
-    return f"{said} Farther than plain training: {names}."
-
-
-def _advice(useful: list[float], first: float, cosine: float) -> tuple[str, float | None]:
-    if useful:
-        rho = min(useful)
-        return f" Try rho = {rho:g}.", rho
-    if cosine > VISIBLE and _change(cosine) > 1e-6:  # the change grows about linearly with a small radius
-        rho = float(f"{first * _change(VISIBLE) / _change(cosine):.1g}")
-        return f" No tried radius is in the useful range; extrapolated, rho = {rho:g} would be.", rho
-    return " No tried radius is in the useful range.", None
+    return f"{said} Farther than plain training: {names}." if farther else said
 
 
 def _change(cosine: float) -> float:

@@ -97,7 +97,7 @@ class GradientRecorder:
 
         def see(evaluation: Evaluation) -> None:
             if (optimizer.task_step + 1) % self.every == 0 and evaluation.name is not None:
-                self._see(evaluation)
+                self._see(evaluation.name, evaluation)
 
         def end(*_: object) -> None:
             if self._seen:
@@ -132,9 +132,7 @@ class GradientRecorder:
         }
         self._earlier.clear()
 
-    def _see(self, evaluation: Evaluation) -> None:
-        name = evaluation.name
-        assert name is not None
+    def _see(self, name: str, evaluation: Evaluation) -> None:
         if name == "g":  # also drops what a step that was given up has left
             self._seen, self._losses = {}, {}
         self._seen[name] = self._flat(evaluation.gradient)
@@ -149,20 +147,22 @@ class GradientRecorder:
             self._earlier.clear()
         self._context = (optimizer.task_index, self._numel)
         vectors = derived_vectors(seen, optimizer.rho, getattr(optimizer, "rho_fd", None))
-        known = set(vectors)
         scale = math.sqrt(self._numel / max(1, len(seen["g"])))
         norms = {name: scale * _norm(vector) for name, vector in vectors.items()}
-        self._count_ratios(vectors)
+        for pair, (m, n) in _RATIOS.items():
+            if {m, n} <= vectors.keys():
+                key = (optimizer.task_index, self.epoch, pair)
+                self.ratios[key] = self.ratios.get(key, 0) + ratio_histogram(vectors[m], vectors[n])
         distances, turns = self._drift(vectors, scale)
         record = StepRecord(
             task=optimizer.task_index,
             epoch=self.epoch,
             step=optimizer.task_step - 1,
             loss=self._losses.get("g"),
-            sharpness=self._losses["g_s"] - self._losses["g"] if {"g", "g_s"} <= set(self._losses) else None,
+            sharpness=self._losses["g_s"] - self._losses["g"] if {"g", "g_s"} <= self._losses.keys() else None,
             flatness=optimizer.rho * norms["g_0"] if "g_0" in norms else None,
             norms=norms,
-            cosines={n: _cosine(vectors[a], vectors[b]) for n, (a, b) in _ANGLES.items() if {a, b} <= known},
+            cosines={n: _cosine(vectors[a], vectors[b]) for n, (a, b) in _ANGLES.items() if {a, b} <= vectors.keys()},
             distances=distances,
             turns=turns,
         )
@@ -172,19 +172,11 @@ class GradientRecorder:
 
     def _drift(self, vectors: dict[str, Tensor], scale: float) -> tuple[dict[str, float], dict[str, float]]:
         """Compare with the vectors of ``lag`` steps earlier, and remember these."""
-        is_full = len(self._earlier) == self._earlier.maxlen
-        past = self._earlier[0] if is_full else {}
+        past = self._earlier[0] if len(self._earlier) == self._earlier.maxlen else {}
         self._earlier.append({name: vectors[name] for name in DRIFTING if name in vectors})
         both = [name for name in DRIFTING if name in vectors and name in past]
         distances = {name: scale * _norm(vectors[name] - past[name]) for name in both}
         return distances, {name: _cosine(vectors[name], past[name]) for name in both}
-
-    def _count_ratios(self, vectors: dict[str, Tensor]) -> None:
-        for pair, (m, n) in _RATIOS.items():
-            if m in vectors and n in vectors:
-                counts = ratio_histogram(vectors[m], vectors[n])
-                key = (self._context[0], self.epoch, pair)
-                self.ratios[key] = self.ratios[key] + counts if key in self.ratios else counts
 
     def _flat(self, gradient: Vector) -> Tensor:
         """Return a copy of the gradient as one tensor, of a fixed choice of its coordinates if there are too many."""
@@ -223,9 +215,9 @@ def ratio_histogram(m: Tensor, n: Tensor) -> Tensor:
     """
     step = math.ceil(len(m) / MAX_RATIOS)
     m, n = m[::step], n[::step]
-    ratios = (m / (n + EPS)).abs_().log_().clamp_(float(RATIO_EDGES[0]), float(RATIO_EDGES[-1]))
-    ratios = ratios[m != 0]  # coordinates without a correction say nothing about its size
     low, high = float(RATIO_EDGES[0]), float(RATIO_EDGES[-1])
+    ratios = (m / (n + EPS)).abs_().log_().clamp_(low, high)
+    ratios = ratios[m != 0]  # coordinates without a correction say nothing about its size
     return torch.histc(ratios.cpu(), bins=len(RATIO_EDGES) - 1, min=low, max=high).to(torch.int64)
 
 

@@ -7,7 +7,11 @@ With the neighbourhood |eps| <= rho, following "A Faster Path to Continual Learn
 
 The adaptive forms scale the neighbourhood with the weights as ASAM does, |eps / T| <= rho with T = |theta| + eta, and
 measure gradients in the norm that belongs to it, |T g|. So R^0 <= R^1 holds for both forms. T is that of theta in the
-whole neighbourhood.
+whole neighbourhood; ``eta`` is its floor, at least 0.
+
+Throughout, ``loss`` returns the scalar loss of the present weights and does not call backward (put the model into eval
+mode first if that is what is to be measured); ``params`` are the weights, all requiring a gradient; ``rho`` is above 0;
+and buffers of ``model``, if it is given, are left alone.
 """
 
 from __future__ import annotations
@@ -55,24 +59,14 @@ def measure_terms(
     eps_1 = rho * (g_s - g) / |g_s - g|. Both are first-order estimates and lower bounds: the maxima lie elsewhere in
     general, and where the gradient is zero (or the loss falls again within rho) sharpness may be 0 or below although
     the maximum is not. `ascend_terms` searches on from here. Costs 3 evaluations and holds five vectors.
-
-    Args:
-        loss: Returns the scalar loss of the present weights; no backward. Put the model into eval mode first if that
-            is what is to be measured.
-        params: The weights, all requiring a gradient.
-        rho: Radius of the neighbourhood; above 0.
-        adaptive: Whether the neighbourhood scales with the weights.
-        eta: Floor of the scale in the adaptive form; at least 0.
-        model: The module whose buffers evaluations must leave alone; optional.
     """
     with Point(loss, params, model) as point:
         ball = _Ball(point, rho, eta if adaptive else None)
-        start = ball.look()
         return Terms(
-            loss=start.loss,
-            sharpness=start.loss_s - start.loss,
-            flatness=rho * ball.norm_at(start.eps_1),
-            gradient_norm=start.gradient_norm,
+            loss=ball.loss,
+            sharpness=ball.loss_s - ball.loss,
+            flatness=rho * ball.loss_and_ascent(ball.eps_1)[1].norm,
+            gradient_norm=ball.gradient_norm,
         )
 
 
@@ -95,71 +89,41 @@ def ascend_terms(
     best value met anywhere, so it never lies below `measure_terms` or 0. Still a lower bound of the true maximum,
     which it reaches when one of the starts lies in its basin. The gradient of the gradient norm is exact (one
     Hessian-vector product). Costs about ``starts * steps`` evaluations for sharpness and as many of twice the cost for
-    flatness, and holds eight vectors.
-
-    Args:
-        loss: Returns the scalar loss of the present weights; no backward.
-        params: The weights, all requiring a gradient.
-        rho: Radius of the neighbourhood; above 0.
-        steps: Evaluations per start and term; at least 1.
-        starts: Number of starting points; at least 1.
-        adaptive: Whether the neighbourhood scales with the weights.
-        eta: Floor of the scale in the adaptive form; at least 0.
-        seed: Seed of the random starts.
-        model: The module whose buffers evaluations must leave alone; optional.
+    flatness, and holds eight vectors. ``seed`` is that of the random starts.
     """
     with Point(loss, params, model) as point:
         ball = _Ball(point, rho, eta if adaptive else None)
-        start = ball.look()
-        highest = ball.climb(ball.loss_and_ascent, start.eps_0, steps, starts, seed)
-        steepest = ball.climb(ball.norm_and_ascent, start.eps_1, steps, starts, seed)
+        highest = ball.climb(ball.loss_and_ascent, ball.eps_0, steps, starts, seed)
+        steepest = ball.climb(ball.norm_and_ascent, ball.eps_1, steps, starts, seed)
         return Terms(
-            loss=start.loss,
-            sharpness=max(0.0, highest - start.loss),
-            flatness=rho * max(start.gradient_norm, steepest),
-            gradient_norm=start.gradient_norm,
+            loss=ball.loss,
+            sharpness=max(0.0, highest - ball.loss),
+            flatness=rho * max(ball.gradient_norm, steepest),
+            gradient_norm=ball.gradient_norm,
         )
-
-
-@dataclass(frozen=True)
-class _View:
-    """What two gradients tell: the losses at theta and at eps_0, and the first-order guesses of both maximisers."""
-
-    loss: float
-    loss_s: float
-    gradient_norm: float
-    eps_0: Vector
-    eps_1: Vector
 
 
 class _Ball:
     """The neighbourhood in coordinates in which it is round: theta + T u with |u| <= rho.
 
-    Gradients with respect to u are T g, so the plain form is the case T = 1 and needs no code of its own.
+    Gradients with respect to u are T g, so the plain form is the case T = 1 and needs no code of its own. Two of them,
+    at theta and at eps_0, give the losses there and the first-order guesses of both maximisers.
     """
 
     def __init__(self, point: Point, rho: float, eta: float | None) -> None:
         self._point = point
         self._rho = rho
         self._scale = None if eta is None else point.theta().absolute(plus=eta)  # T
-
-    def look(self) -> _View:
-        """Take the gradients at theta and at eps_0."""
-        loss, g = self._gradient()
-        eps_0 = _with_norm(g, self._rho)
-        self._move(eps_0)
-        loss_s, g_s = self._gradient()
-        return _View(loss, loss_s, g.norm, eps_0, _with_norm(g_s.minus(g), self._rho))
+        self.loss, g = self._gradient()
+        self.gradient_norm = g.norm
+        self.eps_0 = _with_norm(g, rho)
+        self.loss_s, g_s = self.loss_and_ascent(self.eps_0)
+        self.eps_1 = _with_norm(g_s.minus(g), rho)
 
     def loss_and_ascent(self, u: Vector) -> tuple[float, Vector]:
         """Return L and the direction in which it grows."""
         self._move(u)
         return self._gradient()
-
-    def norm_at(self, u: Vector) -> float:
-        """Return |T g|."""
-        self._move(u)
-        return self._gradient()[1].norm
 
     def norm_and_ascent(self, u: Vector) -> tuple[float, Vector]:
         """Return |T g| and the direction in which it grows: that of its square's half, T H T (T g)."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import isfinite
 
-from cflat.figures.model import Bars, Curve, Panel
+from cflat.figures.model import Curve, Heatmap, Mark, Panel
 
 MAX_LABELLED_BARS = 12
 """More bars than this show no numbers."""
@@ -21,20 +21,18 @@ def short(value: float) -> str:
     return f"{value:.0f}" if 100 <= abs(value) < 1e6 else f"{value:.3g}"
 
 
-def is_named_beside(mark: Curve, panel: Panel) -> bool:
-    """Whether the labels of a mark stand beside its points, so that it needs no entry in the legend."""
-    num_points = sum(len(other.x) for other in panel.marks if isinstance(other, Curve) and other.style == "points")
-    return mark.labels is not None and mark.style == "points" and num_points <= MAX_LABELLED_POINTS
-
-
-def label_places(panel: Panel) -> dict[tuple[float, float], tuple[int, int]]:
-    """Return on which side of each labelled point its text stands, so that texts cover neither texts nor points.
+def label_sides(mark: Mark, panel: Panel) -> list[tuple[int, int]] | None:
+    """Return on which side of each point of a mark its label stands, so that labels cover neither labels nor points.
 
     A side is (-1, 0 or 1 from left to right, -1, 0 or 1 from below to above). Sizes are those of a usual panel; a text
-    that has no free side stands where it covers least.
+    that has no free side stands where it covers least. None means that no labels stand beside the points of this mark,
+    so that it needs an entry in the legend.
     """
-    marks = [mark for mark in panel.marks if isinstance(mark, Curve) and is_named_beside(mark, panel)]
-    points = [(x, y, text) for mark in marks for x, y, text in zip(mark.x, mark.y, mark.labels or (), strict=True)]
+    dots = [other for other in panel.marks if isinstance(other, Curve) and other.style == "points"]
+    is_crowded = sum(len(other.x) for other in dots) > MAX_LABELLED_POINTS
+    if not isinstance(mark, Curve) or mark.style != "points" or mark.labels is None or is_crowded:
+        return None
+    points = [(x, y, text) for d in dots if d.labels for x, y, text in zip(d.x, d.y, d.labels, strict=True)]
     points = [point for point in points if isfinite(point[0]) and isfinite(point[1])]
     across, up = _unit([x for x, _, _ in points]), _unit([y for _, y, _ in points])
     taken = [_box(across(x), up(y), _POINT, _POINT) for x, y, _ in points]
@@ -43,10 +41,10 @@ def label_places(panel: Panel) -> dict[tuple[float, float], tuple[int, int]]:
         width, height = len(text) * _LETTER[0], _LETTER[1]
         away = (width / 2 + _POINT, height / 2 + _POINT)
         boxes = {side: _box(across(x) + side[0] * away[0], up(y) + side[1] * away[1], width, height) for side in _SIDES}
-        side = min(_SIDES, key=lambda side: sum(_overlap(boxes[side], other) for other in taken) + _beyond(boxes[side]))
+        side = min(_SIDES, key=lambda side: _badness(boxes[side], taken))
         places[x, y] = side
         taken.append(boxes[side])
-    return places
+    return [places.get(point, (0, 1)) for point in zip(mark.x, mark.y, strict=True)]
 
 
 _SIDES = ((0, 1), (0, -1), (1, 0), (-1, 0), (1, 1), (-1, 1), (1, -1), (-1, -1))
@@ -66,21 +64,22 @@ def _box(x: float, y: float, width: float, height: float) -> Box:
     return x - width / 2, x + width / 2, y - height / 2, y + height / 2
 
 
-def _overlap(one: Box, other: Box) -> float:
-    wide = min(one[1], other[1]) - max(one[0], other[0])
-    high = min(one[3], other[3]) - max(one[2], other[2])
-    return max(0.0, wide) * max(0.0, high)
+def _badness(box: Box, taken: list[Box]) -> float:
+    """Return how much of a text covers others or lies outside of the panel, which has a margin around its points."""
+    beyond = max(0.0, -0.2 - box[0]) + max(0.0, box[1] - 1.2)
+    covered = (
+        max(0.0, min(box[1], other[1]) - max(box[0], other[0]))
+        * max(0.0, min(box[3], other[3]) - max(box[2], other[2]))
+        for other in taken
+    )
+    return sum(covered) + _LETTER[1] * beyond
 
 
-def _beyond(box: Box) -> float:
-    """Return how much of a text lies outside of the panel, which has a margin around its points."""
-    return _LETTER[1] * (max(0.0, -0.2 - box[0]) + max(0.0, box[1] - 1.2))
-
-
-def counts_whole(panel: Panel) -> bool:
-    """Whether the horizontal axis counts something, such as tasks, and so needs whole numbers alone."""
+def counted(panel: Panel) -> float | None:
+    """Return how far the horizontal axis reaches if it counts something, such as tasks, in whole numbers alone."""
     values = [x for mark in panel.marks if isinstance(mark, Curve) for x in mark.x]
-    return bool(values) and panel.x_scale == "linear" and all(float(x).is_integer() for x in values)
+    is_count = values and panel.x_scale == "linear" and all(float(x).is_integer() for x in values)
+    return max(values) - min(values) if is_count else None
 
 
 def diagonal_ends(panel: Panel) -> tuple[float, float]:
@@ -92,12 +91,12 @@ def diagonal_ends(panel: Panel) -> tuple[float, float]:
     return (min(values), max(values)) if values else (0.0, 1.0)
 
 
-def color_limits(panel: Panel) -> tuple[float, float] | None:
-    """Return the values of the first and last colour over all heatmaps of a panel; None if there is no value."""
-    maps = [mark for mark in panel.marks if not isinstance(mark, Curve | Bars)]
+def color_limits(panel: Panel) -> tuple[float, float]:
+    """Return the values of the first and last colour over all heatmaps of a panel; 0 and 1 if there is no value."""
+    maps = [mark for mark in panel.marks if isinstance(mark, Heatmap)]
     values = [value for mark in maps for row in mark.values for value in row if value is not None and isfinite(value)]
     if not values:
-        return None
+        return 0.0, 1.0
     if any(mark.is_diverging for mark in maps):
         reach = max(abs(value) for value in values) or 1.0
         return -reach, reach

@@ -51,24 +51,24 @@ class GradientHistory:
         return [record for record in self.records if record["task"] == task]
 
 
-def correction_ratios(history: GradientHistory, task: int | None = None) -> FigureData:
-    """Distribution of log |m / n| over the coordinates, by epoch of one task (the paper's Figure 3, left)."""
-    chosen = (history.tasks[0] if history.tasks else 0) if task is None else task
+def correction_ratios(history: GradientHistory) -> FigureData:
+    """Distribution of log |m / n| over the coordinates, by epoch of the first task (the paper's Figure 3, left)."""
+    task = history.tasks[0] if history.tasks else 0
     edges = np.asarray(history.ratio_edges)
     centres, width = (edges[1:] + edges[:-1]) / 2, edges[1] - edges[0]
     panels = []
     for pair, title in _PAIRS.items():
-        entries = [entry for entry in history.ratios if entry["task"] == chosen and entry["pair"] == pair]
+        entries = [entry for entry in history.ratios if entry["task"] == task and entry["pair"] == pair]
         curves = []
         for entry in _spread_out(sorted(entries, key=lambda entry: int(entry["epoch"])), MAX_EPOCHS):
             counts = np.asarray(entry["counts"], dtype=float)
             density = counts / max(1.0, counts.sum()) / width
             curves.append(Curve(f"epoch {entry['epoch'] + 1}", centres.tolist(), density.tolist()))
-        empty = f"No step of task {chosen + 1} was recorded with all four evaluations."
-        panels.append(Panel(title, "log |ratio|", "density", [*curves], empty=empty))
+        empty = f"No step of task {task + 1} was recorded with all four evaluations."
+        panels.append(Panel(title, "log |ratio|", "density", curves, empty=empty))
     return FigureData(
         "correction_ratios",
-        f"Gradient correction ratios, task {chosen + 1} ({history.label})",
+        f"Gradient correction ratios, task {task + 1} ({history.label})",
         panels,
         "How large the corrections are beside the gradients that they correct, coordinate by coordinate: 0 means as "
         "large, -7 a thousandth. The ends of the axis collect what lies beyond.",
@@ -78,6 +78,7 @@ def correction_ratios(history: GradientHistory, task: int | None = None) -> Figu
 def drift(history: GradientHistory) -> FigureData:
     """Distance and cosine to ``lag`` steps earlier for g, g_0, g_vs, g_vf, task by task (Figures 3 right and 7)."""
     tasks = _spread_out(history.tasks, MAX_TASKS)
+    turns = {name: [r["turns"][name] for r in history.records if name in r["turns"]] for name in DRIFTING}
     panels = []
     for key, words in (("distances", "L2 distance"), ("turns", "cosine")):
         for task in tasks:
@@ -99,7 +100,7 @@ def drift(history: GradientHistory) -> FigureData:
         "A small distance alone says little, because g_vs and g_vf are short vectors: look at the cosine, which is 1 "
         "where a direction is kept and 0 where it is a new one.",
         num_columns=len(tasks) if tasks else 1,
-        meta={"mean_cosine": {name: _mean_turn(history, name) for name in DRIFTING}},
+        meta={"mean_cosine": {name: float(np.mean(own)) if own else None for name, own in turns.items()}},
     )
 
 
@@ -110,9 +111,9 @@ def terms_over_tasks(history: GradientHistory) -> FigureData:
         curves = []
         for task in _spread_out(history.tasks, MAX_TASKS):
             records = [record for record in history.of_task(task) if record[key] is not None]
-            x, y = downsampled([r["step"] for r in records], [r[key] for r in records])
-            curves.append(Curve(f"task {task + 1}", x, y))
-        panels.append(Panel(title, "step of the task", key, [*curves], empty=f"No step was recorded with its {key}."))
+            points = downsampled([r["step"] for r in records], [r[key] for r in records])
+            curves.append(Curve(f"task {task + 1}", *points))
+        panels.append(Panel(title, "step of the task", key, curves, empty=f"No step was recorded with its {key}."))
     return FigureData(
         "terms_over_tasks", f"Sharpness and flatness over tasks ({history.label})", panels, "To first order in rho."
     )
@@ -126,10 +127,10 @@ def normality(history: GradientHistory) -> FigureData:
         for task in _spread_out(history.tasks, 4):
             values = [record["norms"][name] ** 2 for record in history.of_task(task) if name in record["norms"]]
             if len(values) >= MIN_QUANTILES:
-                x, y = _quantiles(np.asarray(values))
-                curves.append(Curve(f"task {task + 1}", *downsampled(x, y), style="points"))
+                points = downsampled(*_quantiles(np.asarray(values)))
+                curves.append(Curve(f"task {task + 1}", *points, style="points"))
         empty = f"No task has the {MIN_QUANTILES} records that a distribution needs; record more steps."
-        panels.append(Panel(title, "normal quantile", "standardized value", [*curves], diagonal=True, empty=empty))
+        panels.append(Panel(title, "normal quantile", "standardized value", curves, diagonal=True, empty=empty))
     return FigureData(
         "normality",
         f"Are the trigger's statistics normal? ({history.label})",
@@ -146,10 +147,10 @@ def evolution(histories: Sequence[GradientHistory]) -> FigureData:
         curves = []
         for history in histories:
             values = [float(record[key]) for record in history.records if record[key] is not None]
-            x, y = downsampled(list(range(len(values))), _smooth(values))
-            curves.append(Curve(history.label, x, y))
+            means = [float(np.mean(values[max(0, i - WINDOW + 1) : i + 1])) for i in range(len(values))]
+            curves.append(Curve(history.label, *downsampled(range(len(values)), means)))
         empty = f"No step was recorded with its {key}."
-        panels.append(Panel(key.capitalize(), "recorded step of the whole stream", key, [*curves], empty=empty))
+        panels.append(Panel(key.capitalize(), "recorded step of the whole stream", key, curves, empty=empty))
     return FigureData(
         "evolution",
         "Loss, sharpness and flatness during training",
@@ -163,11 +164,6 @@ def _curve(name: str, records: Sequence[Mapping[str, Any]], key: str) -> Curve:
     return Curve(name, *downsampled([r["step"] for r in known], [r[key][name] for r in known]))
 
 
-def _mean_turn(history: GradientHistory, name: str) -> float | None:
-    turns = [record["turns"][name] for record in history.records if name in record["turns"]]
-    return float(np.mean(turns)) if turns else None
-
-
 def _quantiles(values: npt.NDArray[np.float64]) -> tuple[list[float], list[float]]:
     """Return normal quantiles and the sorted, standardized values."""
     normal = NormalDist()
@@ -175,10 +171,6 @@ def _quantiles(values: npt.NDArray[np.float64]) -> tuple[list[float], list[float
     deviation = values.std(ddof=1)
     scaled = (np.sort(values) - values.mean()) / (deviation if deviation > 0 else 1.0)
     return places, scaled.tolist()
-
-
-def _smooth(values: Sequence[float]) -> list[float]:
-    return [float(np.mean(values[max(0, i - WINDOW + 1) : i + 1])) for i in range(len(values))]
 
 
 def _spread_out(items: Sequence[Any], number: int) -> list[Any]:

@@ -7,28 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from html import escape
 from textwrap import wrap
 from typing import Any
 
-from cflat.figures._scales import (
-    MAX_LABELLED_BARS,
-    color_limits,
-    counts_whole,
-    diagonal_ends,
-    is_named_beside,
-    label_places,
-    short,
-)
+from cflat.figures import _scales as scales
 from cflat.figures.model import Bars, Curve, FigureData, Heatmap, Panel
-from cflat.figures.palette import (
-    DIVERGING,
-    GRID,
-    INK,
-    SEQUENTIAL,
-    band_color,
-    group_colors,
-    group_of,
-)
+from cflat.figures.palette import GRID, INK, band_color, color_stops, group_colors, group_of
 
 PANEL_PIXELS = 300
 LEGEND_ROW_PIXELS = 22
@@ -40,6 +25,7 @@ COLUMN_GAPS = 0.2
 """Share of the width between columns, all gaps together; of two columns, at most half of it."""
 COLOR_BAR_GAP = 0.04
 MODES = {"line": "lines", "dashed": "lines", "steps": "lines", "points": "markers", "line+points": "lines+markers"}
+LINES = {"dashed": {"dash": "dash"}, "steps": {"shape": "hvh"}}
 
 MAX_TICKS = 10
 """An axis that counts up to this many things names each of them."""
@@ -48,11 +34,8 @@ MAX_TICKS = 10
 def plot(figure: FigureData, colors: Mapping[str, str] | None = None, num_columns: int | None = None) -> dict[str, Any]:
     """Return ``{"data": [...], "layout": {...}}`` for plotly, panels as subplots.
 
-    Args:
-        figure: What to draw.
-        colors: Colours of groups that several figures share; the others follow the palette.
-        num_columns: Panels in a row, instead of what the figure says; 1 suits a narrow screen. Only the layout
-            depends on it.
+    ``colors`` are those of groups that several figures share; the others follow the palette. ``num_columns`` panels
+    stand in a row, instead of what the figure says; 1 suits a narrow screen, and only the layout depends on it.
     """
     chosen = group_colors(figure, colors)
     columns = min(num_columns or figure.num_columns or 4, len(figure.panels))
@@ -72,13 +55,7 @@ def plot(figure: FigureData, colors: Mapping[str, str] | None = None, num_column
         "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": GRID, "activecolor": INK},
         "barmode": "group",
         "showlegend": shows_legend,
-        "legend": {
-            "orientation": "h",
-            "x": 0,
-            "y": -(BOTTOM - 2) / plot_pixels,
-            "yanchor": "top",
-            "tracegroupgap": 0,
-        },
+        "legend": {"orientation": "h", "x": 0, "y": -(BOTTOM - 2) / plot_pixels, "yanchor": "top", "tracegroupgap": 0},
         "annotations": [],
     }
     data: list[dict[str, Any]] = []
@@ -90,10 +67,14 @@ def plot(figure: FigureData, colors: Mapping[str, str] | None = None, num_column
         layout |= _axes(panel, axis, place)
         if index % columns and figure.panels[index - 1].y_label == panel.y_label:
             layout[f"yaxis{axis}"]["title"] = {"text": ""}  # the neighbour's says it
+        (left, right), (low, high) = place
         if len(figure.panels) > 1:
-            layout["annotations"].append(_title(panel, place))
+            title = _words(f"<b>{_safe(panel.title)}</b>", left, high, xanchor="left", yanchor="bottom", yshift=6)
+            layout["annotations"].append(title)
         if not panel.has_data:
-            layout["annotations"].append(_reason(panel, place))
+            text = f"<i>{'<br>'.join(_safe(line) for line in wrap(panel.empty, 42))}</i>"
+            centre = ((left + right) / 2, (low + high) / 2)
+            layout["annotations"].append(_words(text, *centre, xanchor="center", yanchor="middle"))
         elif panel.diagonal:
             layout.setdefault("shapes", []).append(_diagonal(panel, axis))
     return {"data": data, "layout": layout}
@@ -129,48 +110,30 @@ def _axes(panel: Panel, axis: str, place: Place) -> dict[str, Any]:
     up["title"] = {"text": _safe(panel.y_label), "standoff": 8, "font": {"size": 13}}
     if not panel.has_data:
         across["showticklabels"] = up["showticklabels"] = across["showgrid"] = up["showgrid"] = False
-    if counts_whole(panel):
+    reach = scales.counted(panel)
+    if reach is not None:
         across["tickformat"] = "d"
-        across |= {"dtick": 1} if _reach(panel) <= MAX_TICKS else {"nticks": 8}  # halves would be labelled as wholes
+        across |= {"dtick": 1} if reach <= MAX_TICKS else {"nticks": 8}  # halves would be labelled as wholes
     if any(isinstance(mark, Bars) for mark in panel.marks):
         across["type"] = "category"
         up["rangemode"] = "tozero"
+    axes = {f"xaxis{axis}": across, f"yaxis{axis}": up}
     if heatmap is not None:
-        across["type"], up["type"] = (_axis_type(labels) for labels in (heatmap.x, heatmap.y))
+        for own, labels in ((across, heatmap.x), (up, heatmap.y)):
+            own["type"] = "category" if any(isinstance(label, str) for label in labels) else "linear"
         up["autorange"] = "reversed"
-        across["domain"] = [place[0][0], place[0][1] - COLOR_BAR_GAP]
-        bar = ((place[0][0], place[0][1] - COLOR_BAR_GAP), place[1])
-        return {f"xaxis{axis}": across, f"yaxis{axis}": up, f"coloraxis{axis}": _color_axis(heatmap, panel, bar)}
-    return {f"xaxis{axis}": across, f"yaxis{axis}": up}
+        across["domain"][1] -= COLOR_BAR_GAP
+        axes[f"coloraxis{axis}"] = _color_axis(heatmap, panel, across["domain"][1], place[1])
+    return axes
 
 
-def _reach(panel: Panel) -> float:
-    values = [x for mark in panel.marks if isinstance(mark, Curve) for x in mark.x]
-    return max(values) - min(values)
-
-
-def _axis_type(labels: Sequence[str | float]) -> str:
-    return "category" if any(isinstance(label, str) for label in labels) else "linear"
-
-
-def _title(panel: Panel, place: Place) -> dict[str, Any]:
-    anchor = {"xanchor": "left", "yanchor": "bottom", "yshift": 6}
-    return {**_words(f"<b>{_safe(panel.title)}</b>", place[0][0], place[1][1]), **anchor}
-
-
-def _reason(panel: Panel, place: Place) -> dict[str, Any]:
-    """Return the sentence that stands in the place of empty axes."""
-    text = f"<i>{'<br>'.join(_safe(line) for line in wrap(panel.empty, 42))}</i>"
-    return {**_words(text, sum(place[0]) / 2, sum(place[1]) / 2), "xanchor": "center", "yanchor": "middle"}
-
-
-def _words(text: str, x: float, y: float) -> dict[str, Any]:
+def _words(text: str, x: float, y: float, **anchor: Any) -> dict[str, Any]:
     font = {"size": 13, "color": INK}
-    return {"text": text, "x": x, "y": y, "xref": "paper", "yref": "paper", "showarrow": False, "font": font}
+    return {"text": text, "x": x, "y": y, "xref": "paper", "yref": "paper", "showarrow": False, "font": font, **anchor}
 
 
 def _diagonal(panel: Panel, axis: str) -> dict[str, Any]:
-    low, high = diagonal_ends(panel)
+    low, high = scales.diagonal_ends(panel)
     line = {"color": INK, "width": 1, "dash": "dot"}
     ends = {"x0": low, "y0": low, "x1": high, "y1": high}
     return {"type": "line", "xref": f"x{axis}", "yref": f"y{axis}", "line": line, **ends}
@@ -189,40 +152,32 @@ def _traces(panel: Panel, colors: Mapping[str, str], axis: str, seen: set[str]) 
         named = {**on, "name": _safe(mark.name), "legendgroup": _safe(mark.name), "showlegend": mark.name not in seen}
         seen.add(mark.name)
         if isinstance(mark, Bars):
-            traces.append({**_bars(mark, color, num_bars <= MAX_LABELLED_BARS), **named})
+            traces.append({**_bars(mark, color, num_bars <= scales.MAX_LABELLED_BARS), **named})
         else:
-            is_named = is_named_beside(mark, panel)
-            if is_named:
+            sides = scales.label_sides(mark, panel)
+            if sides is not None:
                 named["showlegend"] = False
-            *band, line = _curve(mark, color, label_places(panel) if is_named else None)
+            *band, line = _curve(mark, color, sides)
             traces += [*({**trace, **named, "showlegend": False} for trace in band), {**line, **named}]
     return traces
 
 
-def _curve(
-    curve: Curve, color: str, places: Mapping[tuple[float, float], tuple[int, int]] | None
-) -> list[dict[str, Any]]:
-    mode = MODES[curve.style] if len(curve.x) > 1 else "markers"
-    line: dict[str, Any] = {"color": color, "width": 2}
-    if curve.style == "dashed":
-        line["dash"] = "dash"
-    if curve.style == "steps":
-        line["shape"] = "hvh"
+def _curve(curve: Curve, color: str, sides: list[tuple[int, int]] | None) -> list[dict[str, Any]]:
     main: dict[str, Any] = {
         "type": "scatter",
-        "mode": mode,
+        "mode": MODES[curve.style] if len(curve.x) > 1 else "markers",
         "x": _numbers(curve.x),
         "y": _numbers(curve.y),
-        "line": line,
+        "line": {"color": color, "width": 2, **LINES.get(curve.style, {})},
         "marker": {"color": color, "size": 9 if curve.style == "points" else 6},
         "hovertemplate": "%{x:.5~g}, %{y:.5~g}",
     }
     if curve.labels is not None:
         main["text"] = [_safe(text) for text in curve.labels]
         main["hovertemplate"] = "%{text}<br>%{x:.5~g}, %{y:.5~g}<extra></extra>"
-        if places is not None:
-            sides = [_side(*places.get(point, (0, 1))) for point in zip(curve.x, curve.y, strict=True)]
-            main |= {"mode": "markers+text", "textposition": sides, "cliponaxis": False}
+        if sides is not None:
+            words = [f"{('bottom', 'middle', 'top')[y + 1]} {('left', 'center', 'right')[x + 1]}" for x, y in sides]
+            main |= {"mode": "markers+text", "textposition": words, "cliponaxis": False}
     if curve.low is None or curve.high is None:
         return [main]
     band = {
@@ -247,21 +202,12 @@ def _bars(bars: Bars, color: str, shows_values: bool) -> dict[str, Any]:
         "hovertemplate": "%{x}: %{y:.5~g}",
     }
     if bars.deviations is not None:
-        trace["error_y"] = {
-            "type": "data",
-            "array": [value or 0.0 for value in _numbers(bars.deviations)],
-            "color": INK,
-            "thickness": 1,
-        }
+        deviations = [value or 0.0 for value in _numbers(bars.deviations)]
+        trace["error_y"] = {"type": "data", "array": deviations, "color": INK, "thickness": 1}
     if shows_values:
-        texts = ["" if value is None else short(value) for value in trace["y"]]
+        texts = ["" if value is None else scales.short(value) for value in trace["y"]]
         trace |= {"text": texts, "textposition": "inside", "insidetextanchor": "start", "textangle": 0}
     return trace
-
-
-def _side(across: int, up: int) -> str:
-    """Return a side of a point in plotly's words."""
-    return f"{('bottom', 'middle', 'top')[up + 1]} {('left', 'center', 'right')[across + 1]}"
 
 
 def _heatmap(heatmap: Heatmap) -> dict[str, Any]:
@@ -280,18 +226,18 @@ def _heatmap(heatmap: Heatmap) -> dict[str, Any]:
     return trace
 
 
-def _color_axis(heatmap: Heatmap, panel: Panel, place: Place) -> dict[str, Any]:
-    stops = DIVERGING if heatmap.is_diverging else SEQUENTIAL
-    low, high = color_limits(panel) or (0.0, 1.0)
+def _color_axis(heatmap: Heatmap, panel: Panel, x: float, stretch: tuple[float, float]) -> dict[str, Any]:
+    stops = color_stops(heatmap)
+    low, high = scales.color_limits(panel)
     return {
         "colorscale": [[index / (len(stops) - 1), color] for index, color in enumerate(stops)],
         "cmin": low,
         "cmax": high,
         "colorbar": {
             "title": {"text": _safe(heatmap.label), "side": "right", "font": {"size": 13}},
-            "x": place[0][1],
-            "y": sum(place[1]) / 2,
-            "len": place[1][1] - place[1][0],
+            "x": x,
+            "y": sum(stretch) / 2,
+            "len": stretch[1] - stretch[0],
             "thickness": 10,
             "outlinewidth": 0,
         },
@@ -300,7 +246,7 @@ def _color_axis(heatmap: Heatmap, panel: Panel, place: Place) -> dict[str, Any]:
 
 def _legend_names(figure: FigureData) -> list[str]:
     marks = [(mark, panel) for panel in figure.panels for mark in panel.marks if not isinstance(mark, Heatmap)]
-    return list(dict.fromkeys(m.name for m, panel in marks if isinstance(m, Bars) or not is_named_beside(m, panel)))
+    return list(dict.fromkeys(mark.name for mark, panel in marks if scales.label_sides(mark, panel) is None))
 
 
 def _numbers(values: Sequence[float | None]) -> list[float | None]:
@@ -310,4 +256,4 @@ def _numbers(values: Sequence[float | None]) -> list[float | None]:
 
 def _safe(text: str) -> str:
     """Return a text that plotly shows as it is: it reads a few tags and entities in labels."""
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return escape(text, quote=False)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -62,6 +62,9 @@ class Heatmap:
     kind: Literal["heatmap"] = "heatmap"
 
 
+Mark: TypeAlias = Curve | Bars | Heatmap
+
+
 @dataclass(frozen=True)
 class Panel:
     """One set of axes."""
@@ -69,7 +72,7 @@ class Panel:
     title: str
     x_label: str
     y_label: str
-    marks: list[Curve | Bars | Heatmap]
+    marks: Sequence[Mark]
     x_scale: Literal["linear", "log"] = "linear"
     y_scale: Literal["linear", "log"] = "linear"
     diagonal: bool = False
@@ -80,7 +83,7 @@ class Panel:
     @property
     def has_data(self) -> bool:
         """Whether there is anything to draw."""
-        return any(_has_values(mark) for mark in self.marks)
+        return any(math.isfinite(value) for mark in self.marks for value in _values(mark))
 
 
 @dataclass(frozen=True)
@@ -103,19 +106,23 @@ class FigureData:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> FigureData:
         """Read what `to_dict` returned."""
-        panels = [Panel(**{**panel, "marks": [_mark(mark) for mark in panel["marks"]]}) for panel in values["panels"]]
+        kinds: dict[str, type[Mark]] = {"curve": Curve, "bars": Bars, "heatmap": Heatmap}
+        panels = [
+            Panel(**{**panel, "marks": [kinds[mark["kind"]](**mark) for mark in panel["marks"]]})
+            for panel in values["panels"]
+        ]
         return cls(**{**values, "panels": panels})
 
 
-def _has_values(mark: Curve | Bars | Heatmap) -> bool:
+def _values(mark: Mark) -> list[float]:
     if isinstance(mark, Heatmap):
-        return any(value is not None and math.isfinite(value) for row in mark.values for value in row)
-    return any(math.isfinite(value) for value in (mark.y if isinstance(mark, Curve) else mark.values))
+        return [value for row in mark.values for value in row if value is not None]
+    return mark.y if isinstance(mark, Curve) else mark.values
 
 
-def _mark(values: Mapping[str, Any]) -> Curve | Bars | Heatmap:
-    kinds: dict[str, type[Curve | Bars | Heatmap]] = {"curve": Curve, "bars": Bars, "heatmap": Heatmap}
-    return kinds[values["kind"]](**values)
+def is_number(value: Any) -> bool:
+    """Whether a setting can be drawn along an axis; True and False cannot."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def downsampled(x: Sequence[float], y: Sequence[float], limit: int = MAX_POINTS) -> tuple[list[float], list[float]]:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from itertools import cycle
 
-from cflat.figures.model import Bars, Curve, FigureData
+from cflat.figures.model import Bars, Curve, FigureData, Heatmap
 
 OPTIMIZERS = {
     "none": ("plain", "#4d4d4d", "#b9bec6"),
@@ -24,7 +24,6 @@ OPTIMIZERS = {
     "c_flat_turbo": ("C-Flat Turbo", "#009e73", "#2fbf94"),
 }
 """How papers write each optimizer, and its colour in every figure, on a light and on a dark page."""
-TITLES = {name: title for name, (title, _, _) in OPTIMIZERS.items()}
 _SHADES = (0.0, 0.45, -0.35, 0.7)
 """Variants of one optimizer: its colour, then mixed with white (above 0) or black; more than these start anew."""
 
@@ -58,8 +57,6 @@ DARK = {
 }
 """What a page puts in the place of each colour on a dark background."""
 
-_BAND_ALPHA = "2b"
-
 
 def group_of(mark: Curve | Bars) -> str:
     """Return the name under which a mark gets its colour."""
@@ -73,24 +70,17 @@ def optimizer_of(label: str) -> str | None:
     ('c_flat_turbo', 'c_flat', None)
     """
     words = label.lstrip("+ ").lower()
-    for start, name in _LABELS.items():
-        if words == start or words.startswith((f"{start} ", f"{start},")):
-            return name
-    return None
+    starts = [start for start in _LABELS if words == start or words.startswith((f"{start} ", f"{start},"))]
+    return _LABELS[max(starts, key=len)] if starts else None  # the longest: C-Flat Turbo is no C-Flat
 
 
-_LABELS = dict(
-    sorted(
-        {
-            **{title.lower(): name for name, title in TITLES.items()},
-            **{name: name for name in TITLES},
-            "turbo": "c_flat_turbo",
-            "reuse only": "c_flat_turbo",
-        }.items(),
-        key=lambda entry: -len(entry[0]),
-    )
-)
-"""What a label can begin with, the longest first: C-Flat Turbo is no C-Flat."""
+_LABELS = {
+    **{title.lower(): name for name, (title, _, _) in OPTIMIZERS.items()},
+    **{name: name for name in OPTIMIZERS},
+    "turbo": "c_flat_turbo",
+    "reuse only": "c_flat_turbo",
+}
+"""What a label can begin with."""
 
 
 def group_colors(figure: FigureData, fixed: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -121,7 +111,12 @@ def optimizer_colors(labels: Iterable[str]) -> dict[str, str]:
 
 def band_color(color: str) -> str:
     """Return the transparent version of a colour, for the band around a curve."""
-    return color + _BAND_ALPHA
+    return f"{color}2b"
+
+
+def color_stops(heatmap: Heatmap) -> tuple[str, ...]:
+    """Return the colours of a heatmap, from the lowest value to the highest."""
+    return DIVERGING if heatmap.is_diverging else SEQUENTIAL
 
 
 def is_light(color: tuple[float, float, float]) -> bool:

@@ -5,14 +5,15 @@ Accuracies come in as fractions and are shown in percent. Bands and whiskers are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 import numpy as np
 
-from cflat.figures.model import MAX_POINTS, Bars, Curve, FigureData, Heatmap, Panel, downsampled
+from cflat.figures.model import MAX_POINTS, Bars, Curve, FigureData, Heatmap, Mark, Panel, downsampled
 
+BRANCHES = ("sharpness", "flatness")
 OUTCOMES = ("refreshed", "reused", "skipped")
 SPREAD = "Bands and whiskers: standard deviation over seeds."
 MAX_BANDS = 6
@@ -69,31 +70,30 @@ class SweepPoint:
     images_per_second: Sequence[float]
 
 
-def accuracy_curves(groups: Sequence[RunGroup], measure: str = "accuracy on all classes so far (%)") -> FigureData:
+def accuracy_curves(groups: Sequence[RunGroup]) -> FigureData:
     """Return the accuracy over the stream, mean and band over seeds; unfinished groups are dashed."""
-    curves = [_accuracy_curve(group) for group in groups]
     has_bands = len(groups) <= MAX_BANDS
-    if not has_bands:
-        curves = [replace(curve, low=None, high=None) for curve in curves]
-    panel = Panel("Accuracy over the stream", "tasks learned", measure, [*curves])
+    curves = []
+    for group in groups:
+        num_stages = max((len(stages) for stages in group.stage_accuracy), default=0)
+        by_stage = [[s[stage] for s in group.stage_accuracy if len(s) > stage] for stage in range(num_stages)]
+        curve = _with_band(group.name, [stage + 1.0 for stage in range(num_stages)], by_stage, 100.0)
+        low, high = (
+            [min(max(edge, 0.0), 100.0) for edge in edges] if edges and has_bands else None
+            for edges in (curve.low, curve.high)
+        )
+        curves.append(replace(curve, low=low, high=high, style="line+points" if group.is_finished else "dashed"))
+    panel = Panel("Accuracy over the stream", "tasks learned", "accuracy on all classes so far (%)", curves)
     caption = SPREAD if has_bands else "Means over seeds; the table has their deviations."
     return FigureData("accuracy-curves", "Accuracy over the stream", [panel], caption)
 
 
 def accuracy_heatmap(group: RunGroup) -> FigureData:
     """Return the accuracy on each task after each stage, mean over seeds."""
-    stack = np.array(
-        [[[np.nan if v is None else v for v in row] for row in matrix] for matrix in group.matrices], dtype=float
-    )
-    mean = 100 * stack.mean(axis=0)
+    mean = 100 * np.array(group.matrices, dtype=float).mean(axis=0)  # None becomes NaN
     values = [[None if np.isnan(v) else round(float(v), 2) for v in row] for row in mean]
-    heatmap = Heatmap(
-        values,
-        [str(task + 1) for task in range(mean.shape[1])],
-        [str(stage + 1) for stage in range(mean.shape[0])],
-        "accuracy (%)",
-        shows_values=mean.shape[1] <= 12,
-    )
+    stages, tasks = ([str(index + 1) for index in range(size)] for size in mean.shape)
+    heatmap = Heatmap(values, tasks, stages, "accuracy (%)", shows_values=len(tasks) <= 12)
     panel = Panel(group.name, "task", "after learning task", [heatmap])
     caption = "Each row is a moment, each column a task; reading down a column shows what was forgotten."
     return FigureData("accuracy-matrix", f"Accuracy by task: {group.name}", [panel], caption)
@@ -107,17 +107,12 @@ COSTS: dict[Cost, tuple[str, str]] = {
 
 
 def speed_front(groups: Sequence[RunGroup], cost: Cost = "images_per_second") -> FigureData:
-    """Return cost against accuracy, with those marked that no other beats in both.
-
-    Args:
-        groups: What to compare.
-        cost: The horizontal axis: speed, which is better to the right, or evaluations, which are better to the left.
-    """
+    """Return cost against accuracy, with those marked that no other beats in both."""
     title, label = COSTS[cost]
     is_speed = cost == "images_per_second"
     points = [(_mean(getattr(group, cost)), 100 * _mean(group.average)) for group in groups]
     front = pareto_front([(x if is_speed else -x, y) for x, y in points])
-    marks: list[Curve | Bars | Heatmap] = [
+    marks = [
         Curve(group.name, [x], [y], style="points", labels=[group.name])
         for group, (x, y) in zip(groups, points, strict=True)
     ]
@@ -149,9 +144,9 @@ def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
 def comparison_overview(groups: Sequence[RunGroup], title: str) -> FigureData:
     """Return accuracy over the stream beside what it cost: evaluations per step and images per second."""
 
-    def bars(label: str, of: Literal["evaluations_per_step", "images_per_second"]) -> list[Curve | Bars | Heatmap]:
+    def bars(label: str, of: Cost) -> list[Bars]:
         values = [(group.name, getattr(group, of)) for group in groups]
-        return [Bars(name, [label], [_mean(seeds)], [_deviation(seeds)]) for name, seeds in values]
+        return [Bars(name, [label], [_mean(seeds)], [deviation_of(seeds)]) for name, seeds in values]
 
     panels = [
         accuracy_curves(groups).panels[0],
@@ -164,13 +159,13 @@ def comparison_overview(groups: Sequence[RunGroup], title: str) -> FigureData:
 def trigger_timeline(timeline: Timeline, limit: int = MAX_POINTS) -> FigureData:
     """Return how the steps of each epoch got each direction: computed, taken from the cache, or left out."""
     panels = []
-    for branch in ("sharpness", "flatness"):
-        marks: list[Curve | Bars | Heatmap] = []
-        for outcome in OUTCOMES:
-            shares = timeline.shares.get(f"{branch}.{outcome}")
-            if shares is not None:
-                x, y = downsampled(timeline.steps, [100 * share for share in shares], limit)
-                marks.append(Curve(outcome, x, y, style="steps"))
+    for branch in BRANCHES:
+        known = {outcome: timeline.shares.get(f"{branch}.{outcome}") for outcome in OUTCOMES}
+        marks = [
+            Curve(outcome, *downsampled(timeline.steps, [100 * share for share in shares], limit), style="steps")
+            for outcome, shares in known.items()
+            if shares is not None
+        ]
         if marks:
             panels.append(Panel(f"{branch.capitalize()} direction", "step", "steps of the epoch (%)", marks))
     caption = "Refreshed: computed exactly. Reused: rebuilt from the cached part. Skipped: left out by the trigger."
@@ -179,19 +174,19 @@ def trigger_timeline(timeline: Timeline, limit: int = MAX_POINTS) -> FigureData:
 
 def evaluation_timeline(timelines: Sequence[Timeline], limit: int = MAX_POINTS) -> FigureData:
     """Return the evaluations per step over the run."""
-    marks = [_over_steps(line.name, line.steps, line.evaluations_per_step, limit) for line in timelines]
-    panel = Panel("Evaluations per step", "step", "forward + backward passes", [*marks])
+    marks = _over_steps(((line, line.evaluations_per_step) for line in timelines), limit)
+    panel = Panel("Evaluations per step", "step", "forward + backward passes", marks)
     return FigureData("evaluations", "Evaluations per step over the run", [panel])
 
 
 def cache_ages(timelines: Sequence[Timeline], limit: int = MAX_POINTS) -> FigureData:
     """Return the age of the cached directions at the end of each epoch."""
     panels = []
-    for branch in ("sharpness", "flatness"):
+    for branch in BRANCHES:
         having = [line for line in timelines if branch in line.cache_age]
-        marks = [_over_steps(line.name, line.steps, line.cache_age[branch], limit) for line in having]
+        marks = _over_steps(((line, line.cache_age[branch]) for line in having), limit)
         if marks:
-            panels.append(Panel(f"{branch.capitalize()} cache", "step", "age in steps", [*marks]))
+            panels.append(Panel(f"{branch.capitalize()} cache", "step", "age in steps", marks))
     whose = {line.name for line in timelines if line.cache_age}
     caption = f"Steps since the cached direction was computed exactly{f': {whose.pop()}' if len(whose) == 1 else ''}."
     return FigureData("cache-age", "Age of the caches", panels, caption)
@@ -199,7 +194,7 @@ def cache_ages(timelines: Sequence[Timeline], limit: int = MAX_POINTS) -> Figure
 
 def surrogate_errors(timelines: Sequence[Timeline], limit: int = MAX_POINTS) -> FigureData:
     """Return how far the surrogates were from what they stand for, over the run; 1 is plain training."""
-    marks = [_over_steps(line.name, line.steps, line.surrogate_error, limit) for line in timelines]
+    marks = _over_steps(((line, line.surrogate_error) for line in timelines), limit)
     ends = [min(line.steps[0] for line in timelines), max(line.steps[-1] for line in timelines)]
     plain = Curve("no surrogate (plain training)", ends, [1.0, 1.0], style="dashed")
     caption = "Measured at refreshes. At 1 and above, plain training is as near to C-Flat or nearer."
@@ -209,8 +204,8 @@ def surrogate_errors(timelines: Sequence[Timeline], limit: int = MAX_POINTS) -> 
 
 def loss_curves(timelines: Sequence[Timeline], limit: int = MAX_POINTS) -> FigureData:
     """Return the training loss over the steps of the run, one point for each epoch."""
-    marks = [_over_steps(line.name, line.steps, line.loss, limit) for line in timelines]
-    return FigureData("loss", "Training loss", [Panel("Training loss", "step", "mean loss of the epoch", [*marks])])
+    marks = _over_steps(((line, line.loss) for line in timelines), limit)
+    return FigureData("loss", "Training loss", [Panel("Training loss", "step", "mean loss of the epoch", marks)])
 
 
 def sensitivity(key: str, points: Sequence[SweepPoint]) -> FigureData:
@@ -227,7 +222,7 @@ def scheduler_comparison(points: Sequence[SweepPoint]) -> FigureData:
     """Return accuracy and speed of several strategies side by side, for each k."""
 
     def bars(name: str, intervals: list[float], seeds: Sequence[Sequence[float]], factor: float) -> Bars:
-        means, deviations = ([factor * of(values) for values in seeds] for of in (_mean, _deviation))
+        means, deviations = ([factor * of(values) for values in seeds] for of in (_mean, deviation_of))
         return Bars(name, [f"k = {k:g}" for k in intervals], means, deviations)
 
     panels = [Panel(title, "", label, marks) for title, label, marks in _accuracy_and_speed(points, bars)]
@@ -236,40 +231,31 @@ def scheduler_comparison(points: Sequence[SweepPoint]) -> FigureData:
 
 def _accuracy_and_speed(
     points: Sequence[SweepPoint], draw: Callable[[str, list[float], Sequence[Sequence[float]], float], Curve | Bars]
-) -> Iterator[tuple[str, str, list[Curve | Bars | Heatmap]]]:
+) -> Iterator[tuple[str, str, list[Mark]]]:
     """Yield title, label and marks of two panels: one mark for each name, over the values that it has."""
     for title, label, factor, of in (
         ("Accuracy", "average accuracy (%)", 100.0, "accuracy"),
         ("Speed", "images per second", 1.0, "images_per_second"),
     ):
-        marks: list[Curve | Bars | Heatmap] = []
+        marks: list[Mark] = []
         for name in dict.fromkeys(point.name for point in points):
             own = sorted((point for point in points if point.name == name), key=lambda point: point.value)
             marks.append(draw(name, [point.value for point in own], [getattr(point, of) for point in own], factor))
         yield title, label, marks
 
 
-def _accuracy_curve(group: RunGroup) -> Curve:
-    num_stages = max((len(stages) for stages in group.stage_accuracy), default=0)
-    by_stage = [[s[stage] for s in group.stage_accuracy if len(s) > stage] for stage in range(num_stages)]
-    curve = _with_band(group.name, [stage + 1.0 for stage in range(num_stages)], by_stage, 100.0)
-    low, high = ([min(max(edge, 0.0), 100.0) for edge in edges] if edges else None for edges in (curve.low, curve.high))
-    return replace(curve, low=low, high=high, style="line+points" if group.is_finished else "dashed")
-
-
 def _with_band(name: str, x: list[float], seeds: Sequence[Sequence[float]], factor: float) -> Curve:
     """Return the mean over seeds, with a band of one deviation where there are several."""
-    means = [factor * _mean(values) for values in seeds]
-    deviations = [factor * _deviation(values) for values in seeds]
-    has_band = any(deviation > 0 for deviation in deviations)
-    low = [mean - deviation for mean, deviation in zip(means, deviations, strict=True)]
-    high = [mean + deviation for mean, deviation in zip(means, deviations, strict=True)]
-    return Curve(name, x, means, low if has_band else None, high if has_band else None, style="line+points")
+    means, deviations = ([factor * of(values) for values in seeds] for of in (_mean, deviation_of))
+    curve = Curve(name, x, means, style="line+points")
+    if not any(deviation > 0 for deviation in deviations):
+        return curve
+    low, high = ([m + sign * d for m, d in zip(means, deviations, strict=True)] for sign in (-1, 1))
+    return replace(curve, low=low, high=high)
 
 
-def _over_steps(name: str, steps: Sequence[float], values: Sequence[float], limit: int) -> Curve:
-    x, y = downsampled(steps, values, limit)
-    return Curve(name, x, y)
+def _over_steps(values: Iterable[tuple[Timeline, Sequence[float]]], limit: int) -> list[Curve]:
+    return [Curve(line.name, *downsampled(line.steps, own, limit)) for line, own in values]
 
 
 def spans_decades(values: Sequence[float]) -> bool:
@@ -281,5 +267,6 @@ def _mean(values: Sequence[float]) -> float:
     return float(np.mean(values)) if len(values) else float("nan")
 
 
-def _deviation(values: Sequence[float]) -> float:
+def deviation_of(values: Sequence[float]) -> float:
+    """Return the standard deviation over seeds; 0 for a single one."""
     return float(np.std(values, ddof=1)) if len(values) > 1 else 0.0

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from textwrap import fill
-from typing import Any, Literal
+from typing import Any, TypeAlias
 
 import matplotlib as mpl
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
@@ -19,26 +18,9 @@ from matplotlib.ticker import LogFormatter, MaxNLocator
 
 from cflat._errors import ConfigError
 from cflat._files import write_atomic
-from cflat.figures._scales import (
-    MAX_LABELLED_BARS,
-    color_limits,
-    counts_whole,
-    diagonal_ends,
-    is_named_beside,
-    label_places,
-    short,
-)
+from cflat.figures import _scales as scales
 from cflat.figures.model import Bars, Curve, FigureData, Heatmap, Panel
-from cflat.figures.palette import (
-    DIVERGING,
-    GRID,
-    INK,
-    SEQUENTIAL,
-    band_color,
-    group_colors,
-    group_of,
-    is_light,
-)
+from cflat.figures.palette import GRID, INK, band_color, color_stops, group_colors, group_of, is_light
 
 FORMATS = ("svg", "pdf", "png")
 PANEL_INCHES = (4.2, 3.3)
@@ -69,16 +51,12 @@ METADATA: dict[str, dict[str, Any]] = {
     "png": {"Software": None},
 }
 """Nothing that changes from one drawing to the next."""
+Legend: TypeAlias = dict[str, Artist | BarContainer]
 LINES = {"line": "-", "line+points": "-", "steps": "-", "dashed": "--", "points": "none"}
 
 
 def draw(figure: FigureData, colors: Mapping[str, str] | None = None) -> Figure:
-    """Draw a figure.
-
-    Args:
-        figure: What to draw.
-        colors: Colours of groups that several figures share; the others follow the palette.
-    """
+    """Draw a figure; ``colors`` are those of groups that several figures share, the others follow the palette."""
     chosen = group_colors(figure, colors)
     columns = min(figure.num_columns or 4, len(figure.panels))
     rows = -(-len(figure.panels) // columns)
@@ -86,7 +64,7 @@ def draw(figure: FigureData, colors: Mapping[str, str] | None = None) -> Figure:
     with mpl.rc_context(STYLE):
         drawn = Figure(figsize=(max(width * columns, 5.0), height * rows + 0.7), layout="constrained")
         all_axes = drawn.subplots(rows, columns, squeeze=False).ravel()
-        entries: dict[str, Artist | BarContainer] = {}
+        entries: Legend = {}
         for axes, panel in zip(all_axes, figure.panels, strict=False):
             entries = {**_draw_panel(axes, panel, chosen), **entries}
             if len(figure.panels) > 1:
@@ -117,54 +95,45 @@ def save(figure: FigureData, path: str | Path, colors: Mapping[str, str] | None 
     return path
 
 
-def _draw_panel(axes: Axes, panel: Panel, colors: Mapping[str, str]) -> dict[str, Artist | BarContainer]:
+def _draw_panel(axes: Axes, panel: Panel, colors: Mapping[str, str]) -> Legend:
     """Draw one panel and return its entries of the legend."""
-    entries: dict[str, Artist | BarContainer] = {}
+    entries: Legend = {}
     bars = [mark for mark in panel.marks if isinstance(mark, Bars)]
     for mark in panel.marks:
         if isinstance(mark, Curve):
             line = _draw_curve(axes, mark, colors[group_of(mark)])
-            if is_named_beside(mark, panel):
-                _name_points(axes, mark, label_places(panel))
-            else:
+            sides = scales.label_sides(mark, panel)
+            if sides is None:
                 entries.setdefault(mark.name, line)
+            else:
+                _name_points(axes, mark, sides)
         elif isinstance(mark, Heatmap):
-            _draw_heatmap(axes, mark, color_limits(panel))
+            _draw_heatmap(axes, mark, *scales.color_limits(panel))
     if bars:
         entries |= _draw_bars(axes, bars, colors)
     axes.set(xlabel=panel.x_label, ylabel=panel.y_label)
     if not panel.has_data:
-        _say_why(axes, panel.empty)
+        axes.set(xticks=[], yticks=[])
+        axes.grid(visible=False)
+        centre: Any = {"transform": axes.transAxes, "ha": "center", "va": "center"}
+        axes.text(0.5, 0.5, fill(panel.empty, 38), fontsize=9, style="italic", **centre)
         return {}
-    if counts_whole(panel):
+    if scales.counted(panel) is not None:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    if panel.x_scale == "log":
-        axes.set_xscale("log")
-        _label_in_plain_numbers(axes.xaxis)
-    if panel.y_scale == "log":
-        axes.set_yscale("log")
-        _label_in_plain_numbers(axes.yaxis)
+    for axis, scale in ((axes.xaxis, panel.x_scale), (axes.yaxis, panel.y_scale)):
+        if scale == "log":
+            axes.set(**{f"{axis.axis_name}scale": "log"})
+            axis.set_major_formatter(_PlainLogFormatter())
+            axis.set_minor_formatter(_PlainLogFormatter(labelOnlyBase=False, minor_thresholds=(1, 0.4)))
     if panel.diagonal:
-        ends = diagonal_ends(panel)
+        ends = scales.diagonal_ends(panel)
         axes.plot(ends, ends, color=INK, linewidth=0.8, linestyle=":")
     return entries
 
 
-def _say_why(axes: Axes, reason: str) -> None:
-    """Put a sentence in the place of empty axes."""
-    axes.set(xticks=[], yticks=[])
-    axes.grid(visible=False)
-    centre: Any = {"transform": axes.transAxes, "ha": "center", "va": "center"}
-    axes.text(0.5, 0.5, fill(reason, 38), fontsize=9, style="italic", **centre)
-
-
-def _label_in_plain_numbers(axis: Axis) -> None:
-    """Label a logarithmic axis without formulas, which are off because names may hold dollar signs."""
-    axis.set_major_formatter(_PlainLogFormatter())
-    axis.set_minor_formatter(_PlainLogFormatter(labelOnlyBase=False, minor_thresholds=(1, 0.4)))
-
-
 class _PlainLogFormatter(LogFormatter):
+    """Plain numbers instead of formulas, which are off because names may hold dollar signs."""
+
     def __call__(self, x: float, pos: int | None = None) -> str:
         return f"{x:g}" if super().__call__(x, pos) else ""
 
@@ -183,14 +152,13 @@ def _draw_curve(axes: Axes, curve: Curve, color: str) -> Artist:
         label=curve.name,
     )
     if curve.low is not None and curve.high is not None:
-        step: Literal["mid"] | None = "mid" if curve.style == "steps" else None
+        step: Any = "mid" if curve.style == "steps" else None
         axes.fill_between(curve.x, curve.low, curve.high, color=band_color(color), linewidth=0, step=step)
     return line
 
 
-def _name_points(axes: Axes, curve: Curve, places: Mapping[tuple[float, float], tuple[int, int]]) -> None:
-    for x, y, text in zip(curve.x, curve.y, curve.labels or [], strict=True):
-        across, up = places.get((x, y), (0, 1))
+def _name_points(axes: Axes, curve: Curve, sides: list[tuple[int, int]]) -> None:
+    for x, y, text, (across, up) in zip(curve.x, curve.y, curve.labels or [], sides, strict=True):
         axes.annotate(
             text,
             (x, y),
@@ -203,27 +171,26 @@ def _name_points(axes: Axes, curve: Curve, places: Mapping[tuple[float, float], 
     axes.margins(x=0.25, y=0.2)
 
 
-def _draw_bars(axes: Axes, bars: list[Bars], colors: Mapping[str, str]) -> dict[str, Artist | BarContainer]:
+def _draw_bars(axes: Axes, bars: list[Bars], colors: Mapping[str, str]) -> Legend:
     """Draw the marks side by side at each category; a category that a mark does not have stays empty."""
     categories = list(dict.fromkeys(category for mark in bars for category in mark.categories))
     width = 0.8 / len(bars)
-    entries: dict[str, Artist | BarContainer] = {}
+    entries: Legend = {}
     for number, mark in enumerate(bars):
         places = np.array([categories.index(category) for category in mark.categories])
         offset = (number - (len(bars) - 1) / 2) * width
-        deviations = None if mark.deviations is None else np.nan_to_num(mark.deviations)
         drawn = axes.bar(
             places + offset,
             mark.values,
             width=0.92 * width,
-            yerr=deviations,
+            yerr=None if mark.deviations is None else np.nan_to_num(mark.deviations),
             color=colors[group_of(mark)],
             label=mark.name,
             error_kw={"elinewidth": 1, "capsize": 3, "ecolor": INK},
         )
         entries[mark.name] = drawn
-        if len(bars) * len(categories) <= MAX_LABELLED_BARS:
-            axes.bar_label(drawn, fmt=short, padding=2, fontsize=8)
+        if len(bars) * len(categories) <= scales.MAX_LABELLED_BARS:
+            axes.bar_label(drawn, fmt=scales.short, padding=2, fontsize=8)
     axes.set_xticks(range(len(categories)), categories)
     if max(map(len, categories), default=0) * len(categories) > 40:
         axes.tick_params("x", rotation=30)
@@ -232,26 +199,18 @@ def _draw_bars(axes: Axes, bars: list[Bars], colors: Mapping[str, str]) -> dict[
     return entries
 
 
-def _draw_heatmap(axes: Axes, heatmap: Heatmap, limits: tuple[float, float] | None) -> None:
-    stops = DIVERGING if heatmap.is_diverging else SEQUENTIAL
-    colors = LinearSegmentedColormap.from_list("cflat", list(stops))
-    values = np.array([[np.nan if v is None else v for v in row] for row in heatmap.values], dtype=float)
-    low, high = limits or (0.0, 1.0)
+def _draw_heatmap(axes: Axes, heatmap: Heatmap, low: float, high: float) -> None:
+    colors = LinearSegmentedColormap.from_list("cflat", list(color_stops(heatmap)))
+    values = np.array(heatmap.values, dtype=float)  # None becomes NaN
     image = axes.imshow(np.ma.masked_invalid(values), cmap=colors, vmin=low, vmax=high, aspect="auto")
     for labels, set_ticks in ((heatmap.x, axes.set_xticks), (heatmap.y, axes.set_yticks)):
-        stride = max(1, len(labels) // 10)
-        places = list(range(0, len(labels), stride))
-        set_ticks(places, [_label(labels[place]) for place in places])
+        places = list(range(0, len(labels), max(1, len(labels) // 10)))
+        shown = [labels[place] for place in places]
+        set_ticks(places, [label if isinstance(label, str) else scales.short(label) for label in shown])
     axes.grid(visible=False)
     axes.figure.colorbar(image, ax=axes, label=heatmap.label, shrink=0.9)
-    if not heatmap.shows_values:
-        return
     for (row, column), value in np.ndenumerate(values):
-        if np.isfinite(value):
+        if heatmap.shows_values and np.isfinite(value):
             shade = colors((value - low) / (high - low))[:3]
             ink = "black" if is_light(shade) else "white"
-            axes.text(column, row, short(value), ha="center", va="center", fontsize=8, color=ink)
-
-
-def _label(value: str | float) -> str:
-    return value if isinstance(value, str) else short(value)
+            axes.text(column, row, scales.short(value), ha="center", va="center", fontsize=8, color=ink)

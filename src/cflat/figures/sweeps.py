@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from cflat.figures.model import Bars, Curve, FigureData, Heatmap, Panel
-from cflat.figures.runs import SPREAD, SweepPoint, sensitivity, spans_decades
+from cflat.figures.model import Bars, Curve, FigureData, Heatmap, Panel, is_number
+from cflat.figures.runs import SPREAD, SweepPoint, deviation_of, sensitivity, spans_decades
 
 MAX_BARS = 12
 MAX_PANELS = 4
@@ -35,18 +35,14 @@ class SweepCase:
     def name(self, without: Sequence[str] = ()) -> str:
         """Return what sets it apart, leaving some keys out."""
         shown = [(key, value) for key, value in self.settings.items() if key not in without]
-        texts = [str(value) if key.endswith(".name") else f"{_short(key)} {value}" for key, value in shown]
+        texts = [f"{value}" if key.endswith(".name") else f"{key.rpartition('.')[2]} {value}" for key, value in shown]
         return ", ".join(texts) or "all"
 
 
 def sweep_figure(title: str, cases: Sequence[SweepCase]) -> FigureData:
-    """Return the accuracy over what was varied.
-
-    Args:
-        title: Name of the sweep.
-        cases: At least one, the best first.
-    """
-    keys = _numeric_keys(cases)
+    """Return the accuracy over what was varied, of at least one case, the best first."""
+    settings = [case.settings for case in cases]
+    keys = [key for key in numeric_keys(settings) if len({own[key] for own in settings if key in own}) > 1]
     having = [case for case in cases if all(key in case.settings for key in keys)]
     title = f"Sweep {title}"
     if len(keys) == 1:
@@ -56,15 +52,10 @@ def sweep_figure(title: str, cases: Sequence[SweepCase]) -> FigureData:
     return _points(title, keys, having) if keys else _bars(title, cases)
 
 
-def _numeric_keys(cases: Sequence[SweepCase]) -> list[str]:
-    """Return the keys under which every case that has them has a number, with several values."""
-    keys = dict.fromkeys(key for case in cases for key in case.settings)
-    values = {key: [case.settings[key] for case in cases if key in case.settings] for key in keys}
-    return [
-        key
-        for key, own in values.items()
-        if all(isinstance(value, int | float) and not isinstance(value, bool) for value in own) and len(set(own)) > 1
-    ]
+def numeric_keys(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the keys under which all settings that have them have a number."""
+    keys = dict.fromkeys(key for own in settings for key in own)
+    return [key for key in keys if all(is_number(own[key]) for own in settings if key in own)]
 
 
 def _lines(title: str, key: str, cases: Sequence[SweepCase], without: Sequence[SweepCase]) -> FigureData:
@@ -72,17 +63,11 @@ def _lines(title: str, key: str, cases: Sequence[SweepCase], without: Sequence[S
     points = [SweepPoint(case.name([key]), case.settings[key], case.accuracy, case.images_per_second) for case in cases]
     drawn = sensitivity(key, sorted(points, key=lambda point: point.name))
     ends = [float(end(case.settings[key] for case in cases)) for end in (min, max)]
-    panels = [
-        replace(panel, marks=[*panel.marks, *(Curve(case.name(), ends, [y, y], style="dashed") for case, y in levels)])
-        for panel, levels in zip(
-            drawn.panels,
-            (
-                [(case, case.percent) for case in without],
-                [(case, float(np.mean(case.images_per_second))) for case in without],
-            ),
-            strict=True,
-        )
-    ]
+    speeds = [float(np.mean(case.images_per_second)) for case in without]
+    panels = []
+    for panel, levels in zip(drawn.panels, ([case.percent for case in without], speeds), strict=True):
+        lines = (Curve(c.name(), ends, [y, y], style="dashed") for c, y in zip(without, levels, strict=True))
+        panels.append(replace(panel, marks=[*panel.marks, *lines]))
     return FigureData("sweep", title, panels, drawn.caption)
 
 
@@ -95,15 +80,15 @@ def _is_grid(keys: Sequence[str], cases: Sequence[SweepCase]) -> bool:
 
 def _maps(title: str, keys: Sequence[str], cases: Sequence[SweepCase]) -> FigureData:
     columns, rows = (sorted({case.settings[key] for case in cases}) for key in keys)
+    x, y = ([f"{value:g}" for value in side] for side in (columns, rows))
+    shows_values = max(len(columns), len(rows)) <= MAX_CELLS
     names = list(dict.fromkeys(case.name(keys) for case in cases))
     panels = []
     for name in sorted(names[:MAX_PANELS]):
         own = {tuple(case.settings[key] for key in keys): case.percent for case in cases if case.name(keys) == name}
-        values = [[_value(own.get((column, row))) for column in columns] for row in rows]
-        shows_values = max(len(columns), len(rows)) <= MAX_CELLS
-        labels = [[f"{value:g}" for value in side] for side in (columns, rows)]
-        heatmap = Heatmap(values, labels[0], labels[1], ACCURACY, shows_values=shows_values)
-        panels.append(Panel(name, keys[0], keys[1], [heatmap]))
+        percents = [[own.get((column, row), np.nan) for column in columns] for row in rows]
+        values = [[None if np.isnan(percent) else round(percent, 2) for percent in row] for row in percents]
+        panels.append(Panel(name, keys[0], keys[1], [Heatmap(values, x, y, ACCURACY, shows_values=shows_values)]))
     return FigureData("sweep", title, panels, "Means over seeds.")
 
 
@@ -111,7 +96,7 @@ def _points(title: str, keys: Sequence[str], cases: Sequence[SweepCase]) -> Figu
     names = sorted({case.name(keys) for case in cases})
     panels = []
     for key in keys[:MAX_PANELS]:
-        marks: list[Curve | Bars | Heatmap] = []
+        marks = []
         for name in names:
             own = [case for case in cases if case.name(keys) == name]
             x = [float(case.settings[key]) for case in own]
@@ -123,15 +108,7 @@ def _points(title: str, keys: Sequence[str], cases: Sequence[SweepCase]) -> Figu
 
 def _bars(title: str, cases: Sequence[SweepCase]) -> FigureData:
     best = cases[:MAX_BARS]
-    deviations = [100 * float(np.std(case.accuracy, ddof=1)) if len(case.accuracy) > 1 else 0.0 for case in best]
+    deviations = [100 * deviation_of(case.accuracy) for case in best]
     bars = Bars("accuracy", [case.name() for case in best], [case.percent for case in best], deviations)
     caption = SPREAD if len(best) == len(cases) else f"The best {MAX_BARS} of {len(cases)}. {SPREAD}"
     return FigureData("sweep", title, [Panel("Accuracy", "", ACCURACY, [bars])], caption)
-
-
-def _value(percent: float | None) -> float | None:
-    return None if percent is None or np.isnan(percent) else round(percent, 2)
-
-
-def _short(key: str) -> str:
-    return key.rpartition(".")[2]

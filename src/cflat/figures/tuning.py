@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-from cflat.figures.model import Bars, Curve, FigureData, Heatmap, Panel
+from cflat.figures.model import Curve, FigureData, Mark, Panel
 from cflat.figures.runs import SPREAD, SweepPoint, sensitivity
+from cflat.figures.sweeps import numeric_keys
 
 ACCURACY = "validation accuracy (%)"
 ENDED = "ended early"
@@ -30,11 +31,7 @@ class TrialPoint:
 
 def search_figure(title: str, trials: Sequence[TrialPoint]) -> FigureData:
     """Return validation accuracy over each number that was searched, with a line down from each chosen trial."""
-    keys = [
-        key
-        for key in dict.fromkeys(key for trial in trials for key in trial.settings)
-        if all(_is_number(trial.settings[key]) for trial in trials if key in trial.settings)
-    ]
+    keys = numeric_keys([trial.settings for trial in trials])
     panels = [_panel(key, [trial for trial in trials if key in trial.settings]) for key in keys]
     caption = (
         "One point for each trial, at the accuracy over the tasks that it came to. Dashed lines mark what was chosen; "
@@ -54,15 +51,17 @@ def rate_figure(
         plateaus: By optimizer: lowest and highest good rate, and the accuracy that makes a rate good; a fraction.
         name: What a plateau is.
     """
-    marks: list[Curve | Bars | Heatmap] = list(sensitivity("base.lr", points).panels[0].marks)
-    for group, (low, high, level) in plateaus.items():
-        marks.append(Curve(name, [low, high], [100 * level] * 2, style="dashed", group=group))
+    levels = [
+        Curve(name, [low, high], [100 * level] * 2, style="dashed", group=group)
+        for group, (low, high, level) in plateaus.items()
+    ]
+    marks: list[Mark] = [*sensitivity("base.lr", points).panels[0].marks, *levels]
     panel = Panel(title, LABELS["base.lr"], ACCURACY, marks, x_scale="log")
     return FigureData("rates", title, [panel], f"{SPREAD} No test image was looked at.")
 
 
 def _panel(key: str, trials: Sequence[TrialPoint]) -> Panel:
-    marks: list[Curve | Bars | Heatmap] = []
+    marks = []
     floor = 100 * min(trial.accuracy for trial in trials)
     for name in dict.fromkeys(trial.name for trial in trials):
         own = [trial for trial in trials if trial.name == name and trial.is_complete]
@@ -73,15 +72,11 @@ def _panel(key: str, trials: Sequence[TrialPoint]) -> Panel:
     ended = [trial for trial in trials if not trial.is_complete]
     marks += [_points(ENDED, key, ended)] if ended else []
     values = [float(trial.settings[key]) for trial in trials]
-    scale: Literal["linear", "log"] = "log" if min(values) > 0 and max(values) / min(values) > 5 else "linear"
+    is_log = min(values) > 0 and max(values) / min(values) > 5
     label = LABELS.get(key, key)
-    return Panel(label.capitalize(), label, ACCURACY, marks, x_scale=scale)
+    return Panel(label.capitalize(), label, ACCURACY, marks, x_scale="log" if is_log else "linear")
 
 
 def _points(name: str, key: str, trials: Sequence[TrialPoint]) -> Curve:
     x = [float(trial.settings[key]) for trial in trials]
     return Curve(name, x, [100 * trial.accuracy for trial in trials], style="points")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

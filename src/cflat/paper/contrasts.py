@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from cflat.metrics import paired_difference
+from cflat.metrics import Spread, paired_difference
 from cflat.paper.exhibits import Line
 from cflat.paper.reproduce import SPEED, Entry, Reproduction
 
@@ -38,37 +38,23 @@ def contrasts(found: Reproduction) -> Iterator[Contrast]:
             reference, first = firsts.setdefault(line.group, (line, own))
             if reference is line or ACCURACY not in own:
                 continue
-            difference = _difference(own[ACCURACY], first[ACCURACY])
+            ours, theirs = own[ACCURACY], first[ACCURACY]
+            both = ours.measured is not None and theirs.measured is not None
+            change = paired_difference(ours.by_seed, theirs.by_seed) if both else None
+            speeds = [cell[SPEED] for cell in (own, first) if SPEED in cell]
             yield Contrast(
                 line.group,
                 column.name,
                 line.name,
                 reference.name,
-                None if difference is None else difference[0],
-                0.0 if difference is None or math.isnan(difference[1]) else difference[1],
-                _published_difference(own[ACCURACY], first[ACCURACY]),
-                _ratio(own, first, is_published=False),
-                _ratio(own, first, is_published=True),
+                None if change is None else change.mean,
+                0.0 if change is None or math.isnan(change.std) else change.std,
+                ours.published.mean - theirs.published.mean if ours.published and theirs.published else None,
+                _ratio([entry.measured for entry in speeds]),
+                _ratio([entry.published for entry in speeds]),
             )
 
 
-def _difference(own: Entry, first: Entry) -> tuple[float, float] | None:
-    if own.measured is None or first.measured is None:
-        return None
-    found = paired_difference(own.by_seed, first.by_seed)
-    return found.mean, found.std
-
-
-def _published_difference(own: Entry, first: Entry) -> float | None:
-    if own.published is None or first.published is None:
-        return None
-    return own.published.mean - first.published.mean
-
-
-def _ratio(own: dict[str, Entry], first: dict[str, Entry], *, is_published: bool) -> float | None:
-    if SPEED not in own:
-        return None
-    values = [entry[SPEED].published if is_published else entry[SPEED].measured for entry in (own, first)]
-    if values[0] is None or values[1] is None or not values[1].mean:
-        return None
-    return 100 * values[0].mean / values[1].mean
+def _ratio(speeds: Sequence[Spread | None]) -> float | None:
+    known = [speed.mean for speed in speeds if speed is not None]
+    return 100 * known[0] / known[1] if len(known) == 2 and known[1] else None

@@ -18,18 +18,21 @@ from cflat._registry import require_known, suggest
 from cflat._settings import CountOrZero, settings_class
 from cflat.config.documents import flatten, merge, read_document
 from cflat.config.validation import parse_section, quote, require_mapping
-from cflat.paper.measures import metric_title
+from cflat.figures.model import is_number
+from cflat.metrics import Spread
+from cflat.paper.measures import is_config, metric_title
 
 _FOLDER = files("cflat.paper") / "recipes"
 _NUMBER = re.compile(r"^\s*([-+.\deE]+)\s*(?:±\s*([-+.\deE]+))?\s*$")
 
 
 @dataclass(frozen=True)
-class Published:
+class Published(Spread):
     """A number as it was printed, accuracies in percent."""
 
-    mean: float
     std: float = math.nan
+    n: int = 0
+    """Not known."""
 
 
 @settings_class
@@ -99,30 +102,34 @@ class Exhibit:
     figures: tuple[str, ...] = ()
     """Figures of watched gradients, as `cflat analyze` draws them, of a run with these settings."""
 
+    @property
+    def needs_no_run(self) -> bool:
+        """Whether all numbers are settings."""
+        metrics = [metric for column in self.columns for metric in column.metrics]
+        return bool(metrics) and all(map(is_config, metrics))
+
     def select(self, rows: Sequence[str] = (), columns: Sequence[str] = ()) -> Exhibit:
         """Return the part with these lines and columns, named by group, name, method, optimizer or dataset.
 
         Raises:
             ConfigError: If a name fits nothing.
         """
-        lines = [line for line in self.rows if not rows or _fits(rows, line.group, line.name, line.settings)]
-        kept = [
-            i for i, column in enumerate(self.columns) if not columns or _fits(columns, column.name, column.settings)
-        ]
-        for names, found, everything in (
-            (rows, lines, [(line.group, line.name, line.settings) for line in self.rows]),
-            (columns, kept, [(column.name, column.settings) for column in self.columns]),
-        ):
-            known = list(dict.fromkeys(word for parts in everything for word in _words(*parts)))
-            for name in names:
-                if not found or name.strip().lower() not in known:
-                    raise ConfigError(
-                        f"{self.name} has no {quote(name)}.{suggest(name, known)} Known: {', '.join(known)}."
-                    )
+        lines = self._chosen(rows, [_words(line.settings, line.group, line.name) for line in self.rows])
+        kept = self._chosen(columns, [_words(column.settings, column.name) for column in self.columns])
         chosen = tuple(
-            replace(line, published=tuple(line.published[i] for i in kept if line.published)) for line in lines
+            replace(line, published=tuple(line.published[i] for i in kept if line.published))
+            for line in (self.rows[i] for i in lines)
         )
         return replace(self, rows=chosen, columns=tuple(self.columns[i] for i in kept))
+
+    def _chosen(self, names: Sequence[str], words: Sequence[Sequence[str]]) -> list[int]:
+        """Return which lines or columns fit any of the names, by the words that each goes by; all without names."""
+        wanted = [name.strip().lower() for name in names]
+        known = list(dict.fromkeys(word for own in words for word in own))
+        for name, word in zip(names, wanted, strict=True):
+            if word not in known:
+                raise ConfigError(f"{self.name} has no {quote(name)}.{suggest(name, known)} Known: {', '.join(known)}.")
+        return [index for index, own in enumerate(words) if not names or set(own) & set(wanted)]
 
 
 def list_exhibits() -> list[Exhibit]:
@@ -152,12 +159,6 @@ def load_exhibit(name: str) -> Exhibit:
 
 def _parse(name: str, values: Mapping[str, Any]) -> Exhibit:
     exhibit: Exhibit = parse_section(Exhibit, {**values, "name": name}, name)
-    _check(exhibit)
-    return exhibit
-
-
-def _check(exhibit: Exhibit) -> None:
-    name = exhibit.name
     if not exhibit.figures and not (exhibit.rows and exhibit.columns):
         raise ConfigError(f"{name} must have rows and columns, or figures.")
     for column in exhibit.columns:
@@ -178,6 +179,7 @@ def _check(exhibit: Exhibit) -> None:
             raise ConfigError(f"{name}: published of {line.name!r} must have {shape} numbers for the columns.")
         for value in (number for numbers in line.published for number in numbers if number is not None):
             _parse_number(value)
+    return exhibit
 
 
 def _check_drawing(exhibit: Exhibit) -> None:
@@ -185,8 +187,7 @@ def _check_drawing(exhibit: Exhibit) -> None:
     for key in filter(None, (exhibit.draw.x, exhibit.draw.by)):
         for line in exhibit.rows:
             value = flatten(merge(exhibit.settings, line.settings)).get(key)
-            is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            if value is None or (key == exhibit.draw.x and not is_number):
+            if value is None or (key == exhibit.draw.x and not is_number(value)):
                 what = "a number" if key == exhibit.draw.x else "a value"
                 raise ConfigError(f"{exhibit.name}: draw needs {what} at {key} in every row; {line.name!r} has none.")
 
@@ -200,20 +201,8 @@ def _parse_number(value: Any) -> Published:
         raise ConfigError(f"A published number must look like 59.13 or 59.13 ± 0.30, got {quote(value)}.") from None
 
 
-def _words(*parts: Any) -> list[str]:
+def _words(settings: Mapping[str, Any], *names: str) -> list[str]:
     """Return the names by which a line or column can be asked for."""
-    words = []
-    for part in parts:
-        if isinstance(part, str):
-            words.append(part.lower())
-        else:
-            chosen = [part.get(key) for key in ("method", "optimizer", "data", "backbone")]
-            words += [
-                str(value.get("name", "") if isinstance(value, dict) else value).lower() for value in chosen if value
-            ]
-    return [word for word in words if word]
-
-
-def _fits(names: Sequence[str], *parts: Any) -> bool:
-    own = _words(*parts)
-    return any(name.strip().lower() in own for name in names)
+    chosen = [settings.get(key) for key in ("method", "optimizer", "data", "backbone")]
+    words = [*names, *(value.get("name", "") if isinstance(value, dict) else value for value in chosen if value)]
+    return [str(word).lower() for word in words if word]

@@ -7,14 +7,14 @@ from statistics import fmean as mean
 from cflat.config.documents import flatten, merge
 from cflat.figures.model import Bars, Curve, FigureData, Panel
 from cflat.paper.contrasts import ACCURACY, Contrast, contrasts
-from cflat.paper.measures import is_config, unit_of
+from cflat.paper.measures import unit_of
 from cflat.paper.reproduce import HERE, PAPER, SPEED, Reproduction
 
 
 def picture(found: Reproduction) -> FigureData | None:
     """Draw the numbers: over a setting, over the tasks, or as gains over the first line of each group."""
     exhibit = found.exhibit
-    if all(is_config(metric) for column in exhibit.columns for metric in column.metrics) or not exhibit.rows:
+    if exhibit.needs_no_run or not (exhibit.rows and exhibit.columns):
         return None
     if exhibit.draw.x is not None:
         panels = _over_setting(found, exhibit.draw.x, exhibit.draw.by)
@@ -49,12 +49,10 @@ def _gains(found: Reproduction) -> list[Panel]:
                 known = {category: mean(numbers) for category, numbers in values.items() if numbers}
                 if known:
                     deviations = [mean([member.deviation for member in categories[c]]) for c in known]
-                    has_spread = key == "measured" and any(deviations)
-                    marks.append(
-                        Bars(f"{line}, {where}", list(known), list(known.values()), deviations if has_spread else None)
-                    )
+                    shown = deviations if key == "measured" and any(deviations) else None
+                    marks.append(Bars(f"{line}, {where}", list(known), list(known.values()), shown))
         if marks:
-            panels.append(Panel(title, "", label, [*marks]))
+            panels.append(Panel(title, "", label, marks))
     return panels
 
 
@@ -67,13 +65,13 @@ def _over_setting(found: Reproduction, x: str, by: str | None) -> list[Panel]:
                 settings = flatten(merge(found.exhibit.settings, line.settings))
                 name = "" if by is None else f"{by.rpartition('.')[2]} = {settings[by]}"
                 for entry in cells[0]:
-                    number = entry.measured if where == HERE else entry.published
+                    number = entry.number(where)
                     if entry.metric == metric and number is not None:
                         curves.setdefault(name or entry.title, []).append((float(settings[x]), number.mean))
             marks = [_curve(name, points) for name, points in curves.items()]
             if marks:
                 title = f"{unit_of(metric).title}, {where}"
-                panels.append(Panel(title, x.rpartition(".")[2], unit_of(metric).title, [*marks]))
+                panels.append(Panel(title, x.rpartition(".")[2], unit_of(metric).title, marks))
     return panels
 
 
@@ -82,12 +80,12 @@ def _over_tasks(found: Reproduction, stages: int) -> list[Panel]:
     for where in (HERE, PAPER):
         marks = []
         for line, cells in zip(found.exhibit.rows, found.entries, strict=True):
-            numbers = [entry.measured if where == HERE else entry.published for entry in cells[0][:stages]]
+            numbers = [entry.number(where) for entry in cells[0][:stages]]
             points = [(stage + 1.0, number.mean) for stage, number in enumerate(numbers) if number is not None]
             if points:
                 marks.append(_curve(line.name, points))
         if marks:
-            panels.append(Panel(f"Accuracy over the stream, {where}", "tasks learned", "accuracy (%)", [*marks]))
+            panels.append(Panel(f"Accuracy over the stream, {where}", "tasks learned", "accuracy (%)", marks))
     return panels
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from cflat._registry import require_known
@@ -17,36 +16,32 @@ CONFIG, STAGE = "config.", "stage."
 
 @dataclass(frozen=True)
 class Measure:
-    """What a number is called, how it is read from a result, and by which factor it is shown."""
+    """What a number is called, and how it is shown."""
 
     title: str
-    of: Callable[[RunSummary], float]
     factor: float = 1.0
     digits: int = 2
 
 
 _MEASURES: dict[str, Measure] = {
-    **{
-        name: Measure(metric.title, lambda summary, name=name: summary.value(name), 100.0)  # type: ignore[misc]
-        for name, metric in METRICS.items()
-    },
-    "newest_task": Measure("newest task", lambda summary: float(summary.headline.per_task[-1]), 100.0),
-    "images_per_second": Measure("Img/s", lambda summary: summary.value("images_per_second"), digits=1),
-    "evaluations_per_step": Measure("eval/step", lambda summary: summary.value("evaluations_per_step")),
-    "trainable_parameters": Measure("trained, M", lambda summary: summary.value("trainable_parameters"), 1e-6),
-    "peak_memory_bytes": Measure("memory, GB", lambda summary: summary.value("peak_memory_bytes"), 1e-9),
+    **{name: Measure(metric.title, 100.0) for name, metric in METRICS.items()},
+    "newest_task": Measure("newest task", 100.0),
+    "images_per_second": Measure("Img/s", digits=1),
+    "evaluations_per_step": Measure("eval/step"),
+    "trainable_parameters": Measure("trained, M", 1e-6),
+    "peak_memory_bytes": Measure("memory, GB", 1e-9),
 }
 
 
 def unit_of(name: str) -> Measure:
-    """Return how a number is read and shown.
+    """Return how a number is called and shown.
 
     Raises:
         ConfigError: If there is no such number.
     """
-    if name.startswith(STAGE) and name.removeprefix(STAGE).isdecimal() and int(name.removeprefix(STAGE)) > 0:
-        stage = int(name.removeprefix(STAGE)) - 1
-        return Measure(f"after task {stage + 1}", lambda summary: _at(summary, stage), 100.0)
+    stage = _stage(name)
+    if stage:
+        return Measure(f"after task {stage}", 100.0)
     require_known("metric", name, _MEASURES, "stage.N", "config.KEY")
     return _MEASURES[name]
 
@@ -69,10 +64,15 @@ def config_value(config: RunConfig, name: str) -> float:
 
 def measure(summary: RunSummary, name: str) -> float:
     """Return a number of a finished run, as it is shown: accuracies in percent."""
-    unit = unit_of(name)
-    return unit.factor * unit.of(summary)
+    stage, curve = _stage(name), summary.headline.stage_accuracy
+    if stage:
+        value = float(curve[stage - 1]) if stage <= len(curve) else math.nan
+    else:
+        value = float(summary.headline.per_task[-1]) if name == "newest_task" else summary.value(name)
+    return unit_of(name).factor * value
 
 
-def _at(summary: RunSummary, stage: int) -> float:
-    curve = summary.headline.stage_accuracy
-    return float(curve[stage]) if stage < len(curve) else math.nan
+def _stage(name: str) -> int:
+    """Return N of ``stage.N``; 0 for other names."""
+    number = name.removeprefix(STAGE)
+    return int(number) if name != number and number.isdecimal() else 0

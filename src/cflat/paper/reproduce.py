@@ -56,13 +56,8 @@ class Plan:
     @property
     def all_jobs(self) -> list[Job]:
         """Every job once."""
-        listed = (job for line in self.jobs for column in line for job in column if not self.needs_no_run)
+        listed = (job for line in self.jobs for column in line for job in column if not self.exhibit.needs_no_run)
         return list({job.out: job for job in listed}.values())
-
-    @property
-    def needs_no_run(self) -> bool:
-        """Whether all numbers are settings."""
-        return _is_of_settings(self.exhibit)
 
 
 @dataclass(frozen=True)
@@ -74,6 +69,17 @@ class Entry:
     published: Published | None
     measured: Spread | None
     by_seed: tuple[float, ...] = ()
+
+    def number(self, where: str) -> Spread | None:
+        """Return the number from `HERE` or from `PAPER`."""
+        return self.measured if where == HERE else self.published
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, for ``table.json``."""
+        values: dict[str, Any] = {"metric": self.metric, "title": self.title}
+        for name, number in (("published", self.published), ("measured", self.measured)):
+            values |= {name: number and number.mean, f"{name}_std": number and number.std}
+        return {**values, "by_seed": list(self.by_seed)}
 
 
 @dataclass(frozen=True)
@@ -113,7 +119,7 @@ class Reproduction:
                     "group": line.group,
                     "name": line.name,
                     "columns": [
-                        {"name": column.name, "entries": [_entry_values(entry) for entry in cell]}
+                        {"name": column.name, "entries": [entry.to_dict() for entry in cell]}
                         for column, cell in zip(self.exhibit.columns, cells, strict=True)
                     ],
                 }
@@ -152,8 +158,7 @@ def plan_exhibit(exhibit: Exhibit, request: Request, out: Path) -> Plan:
         ConfigError: If something is unknown or wrong.
         DataError: If no dataset of the table is there.
     """
-    needs_data = not _is_of_settings(exhibit)
-    request = request if needs_data else replace(request, scale="paper")
+    request = replace(request, scale="paper") if exhibit.needs_no_run else request
     seeds = request.seeds or (exhibit.seeds if request.scale == "paper" else exhibit.seeds[:1])
     absences: dict[tuple[int, int], str] = {}
     planned = []
@@ -161,10 +166,13 @@ def plan_exhibit(exhibit: Exhibit, request: Request, out: Path) -> Plan:
         cells: list[tuple[Job, ...]] = []
         for index, column in enumerate(exhibit.columns):
             configs = [_config(exhibit, request, merge(column.settings, line.settings), seed) for seed in seeds]
-            reason = _absence(configs[0]) if needs_data else None
-            if reason is not None:
-                absences[row, index] = reason
-            cells.append(() if reason is not None else tuple(Job(c, out / request.scale / _folder(c)) for c in configs))
+            try:
+                if not exhibit.needs_no_run:
+                    locate_dataset(configs[0].data.name, configs[0].data.root)
+                cells.append(tuple(Job(config, out / request.scale / _folder(config)) for config in configs))
+            except DataError as error:
+                absences[row, index] = str(error)
+                cells.append(())
         planned.append(tuple(cells))
     if absences and len(absences) == len(exhibit.rows) * len(exhibit.columns):
         raise DataError(" ".join(dict.fromkeys(absences.values())))
@@ -177,10 +185,8 @@ def reproduce(plan: Plan, executor: Executor | None = None) -> Reproduction:
     results = {job.out: summary for job, summary in zip(jobs, run_jobs(jobs, executor), strict=True)}
 
     def entry(metric: str, title: str, published: Published | None, own: Sequence[Job]) -> Entry:
-        if is_config(metric):
-            values = [config_value(job.config, metric) for job in own]
-        else:
-            values = [measure(results[job.out], metric) for job in own]
+        is_setting = is_config(metric)
+        values = [config_value(j.config, metric) if is_setting else measure(results[j.out], metric) for j in own]
         known = [value for value in values if not math.isnan(value)]
         return Entry(metric, title, published, spread(known) if known else None, tuple(values))
 
@@ -195,7 +201,7 @@ def reproduce(plan: Plan, executor: Executor | None = None) -> Reproduction:
         tuple(cell(line, index, own) for index, own in enumerate(cells))
         for line, cells in zip(plan.exhibit.rows, plan.jobs, strict=True)
     )
-    num_seeds = 0 if plan.needs_no_run else max((len(cell) for cells in plan.jobs for cell in cells), default=0)
+    num_seeds = max((len(own) for cells in plan.jobs for own in cells if not plan.exhibit.needs_no_run), default=0)
     return Reproduction(plan.exhibit, plan.scale, entries, plan.missing, num_seeds)
 
 
@@ -203,11 +209,6 @@ def watched_config(exhibit: Exhibit, request: Request) -> RunConfig:
     """Return the run whose gradients the exhibit's figures show: with C-Flat, unless it says otherwise."""
     own = {} if "optimizer" in exhibit.settings else {"optimizer": "c_flat"}
     return _config(exhibit, request, own, (request.seeds or exhibit.seeds)[0])
-
-
-def _is_of_settings(exhibit: Exhibit) -> bool:
-    metrics = [metric for column in exhibit.columns for metric in column.metrics]
-    return bool(metrics) and all(is_config(metric) for metric in metrics)
 
 
 def _config(exhibit: Exhibit, request: Request, settings: Layer, seed: int) -> RunConfig:
@@ -250,28 +251,7 @@ def _missing(exhibit: Exhibit, absences: Mapping[tuple[int, int], str]) -> dict[
     return missing
 
 
-def _absence(config: RunConfig) -> str | None:
-    """Return why the data of a run is not there, or None."""
-    try:
-        locate_dataset(config.data.name, config.data.root)
-    except DataError as error:
-        return str(error)
-    return None
-
-
 def _folder(config: RunConfig) -> str:
     """Return a name that people can read and that no other configuration has."""
     data = config.data.name.partition(":")[0]
     return f"{config.method.name}-{data}-{config.optimizer.name}-seed{config.seed}-{config.fingerprint()[:10]}"
-
-
-def _entry_values(entry: Entry) -> dict[str, Any]:
-    return {
-        "metric": entry.metric,
-        "title": entry.title,
-        "published": None if entry.published is None else entry.published.mean,
-        "published_std": None if entry.published is None else entry.published.std,
-        "measured": None if entry.measured is None else entry.measured.mean,
-        "measured_std": None if entry.measured is None else entry.measured.std,
-        "by_seed": list(entry.by_seed),
-    }

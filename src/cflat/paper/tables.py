@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean as mean
@@ -17,7 +16,7 @@ from cflat.paper.figures import picture
 from cflat.paper.measures import is_config, unit_of
 from cflat.paper.reproduce import HERE, PAPER, Entry, Plan, Reproduction
 from cflat.report.export import latex_text
-from cflat.report.model import Cell, ReportData, Section, Table
+from cflat.report.model import Cell, Choices, ReportData, Section, Table
 from cflat.report.write import write_page, write_report
 
 MAX_BESIDE = 6
@@ -34,9 +33,9 @@ def write_reproduction(
     if drawn is not None:
         files["picture"] = save(drawn, folder / "picture.png")
     if found.exhibit.rows:
-        files |= {"json": folder / "table.json", "markdown": folder / "table.md", "csv": folder / "table.csv"}
+        endings = {"json": "json", "markdown": "md", "csv": "csv", "latex": "tex"}
+        files |= {kind: folder / f"table.{ending}" for kind, ending in endings.items()}
         write_json(files["json"], found.to_dict())
-        files["latex"] = folder / "table.tex"
         write_atomic(files["markdown"], markdown(found))
         write_atomic(files["csv"], _csv(found))
         write_atomic(files["latex"], "\n\n".join(map(latex_text, tables(found))) + "\n")
@@ -44,7 +43,7 @@ def write_reproduction(
         "paper",
         f"{found.exhibit.name}: {found.exhibit.title}",
         " ".join(remarks(found)),
-        figures=(*([drawn] if drawn is not None else []), *figures),
+        charts=tuple(map(Choices.only, figures if drawn is None else (drawn, *figures))),
         tables=tuple(tables(found)),
     )
     files["page"] = folder / "report.html"
@@ -59,20 +58,18 @@ def write_reproduction(
 
 def tables(found: Reproduction) -> list[Table]:
     """Return one table for each column of the exhibit that was run, with the paper's numbers beside or below ours."""
+    lines = found.exhibit.rows
+    has_groups = any(line.group for line in lines)
+    names = [[Cell(line.group), Cell(line.name)] if has_groups else [Cell(line.name)] for line in lines]
+    titles = ("method", "line") if has_groups else ("line",)
     made = []
     for index, column in enumerate(found.exhibit.columns):
-        if column.name in found.missing:
-            continue
-        cells = [cells[index] for cells in found.entries]
-        has_groups = any(line.group for line in found.exhibit.rows)
-        names = [[Cell(line.group), Cell(line.name)][0 if has_groups else 1 :] for line in found.exhibit.rows]
-        titles = ("method", "line")[0 if has_groups else 1 :]
-        arrange = _beside if len(cells[0]) <= MAX_BESIDE else _below
-        added, rows = arrange(names, cells)
-        num_text = len(titles) + (arrange is _below)
-        made.append(
-            Table(column.name or found.exhibit.name, (*titles, *added), tuple(map(tuple, rows)), num_text=num_text)
-        )
+        if column.name not in found.missing:
+            cells = [cells[index] for cells in found.entries]
+            arrange = _beside if len(cells[0]) <= MAX_BESIDE else _below
+            added, rows = arrange(names, cells)
+            name, num_text = column.name or found.exhibit.name, len(titles) + (arrange is _below)
+            made.append(Table(name, (*titles, *added), tuple(map(tuple, rows)), num_text=num_text))
     return made
 
 
@@ -82,13 +79,10 @@ def _beside(names: list[list[Cell]], cells: list[tuple[Entry, ...]]) -> tuple[li
     rows = [[*name] for name in names]
     for place, entry in enumerate(cells[0]):
         own = [cell[place] for cell in cells]
-        titles.append(entry.title)
+        is_published = any(value.published is not None for value in own)
+        titles += [entry.title, f"{entry.title}, paper"] if is_published else [entry.title]
         for row, value in zip(rows, own, strict=True):
-            row.append(_measured(value))
-        if any(value.published is not None for value in own):
-            titles.append(f"{entry.title}, paper")
-            for row, value in zip(rows, own, strict=True):
-                row.append(_published(value))
+            row += [_cell(value, where) for where in ((HERE, PAPER) if is_published else (HERE,))]
     return titles, rows
 
 
@@ -96,9 +90,9 @@ def _below(names: list[list[Cell]], cells: list[tuple[Entry, ...]]) -> tuple[lis
     """Give the published numbers of every line a row of their own: for many columns."""
     rows = []
     for name, cell in zip(names, cells, strict=True):
-        rows.append([*name, Cell(HERE), *map(_measured, cell)])
-        if any(entry.published is not None for entry in cell):
-            rows.append([*name, Cell(PAPER), *map(_published, cell)])
+        is_published = any(entry.published is not None for entry in cell)
+        places = (HERE, PAPER) if is_published else (HERE,)
+        rows += [[*name, Cell(where), *(_cell(entry, where) for entry in cell)] for where in places]
     return ["numbers", *(entry.title for entry in cells[0])], rows
 
 
@@ -143,42 +137,25 @@ def remarks(found: Reproduction) -> list[str]:
     return texts
 
 
-def _measured(entry: Entry) -> Cell:
-    if entry.measured is None:
+def _cell(entry: Entry, where: str) -> Cell:
+    number = entry.number(where)
+    if number is None:
         return Cell("-")
-    digits = None if is_config(entry.metric) else unit_of(entry.metric).digits
-    return _number(entry.measured.mean, entry.measured.std, digits)
-
-
-def _published(entry: Entry) -> Cell:
-    if entry.published is None:
-        return Cell("-")
-    digits = None if is_config(entry.metric) else unit_of(entry.metric).digits
-    return _number(entry.published.mean, entry.published.std, digits)
-
-
-def _number(mean: float, std: float, digits: int | None) -> Cell:
-    if digits is None:
-        return Cell(f"{mean:g}", mean)
-    return Cell(f"{mean:.{digits}f}" + ("" if math.isnan(std) else f" ± {std:.{digits}f}"), mean)
+    text = f"{number.mean:g}" if is_config(entry.metric) else number.text(unit_of(entry.metric).digits)
+    return Cell(text, number.mean)
 
 
 def _csv(found: Reproduction) -> str:
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(
-        ["group", "line", "column", "metric", "measured", "measured_std", "published", "published_std", "n"]
-    )
+    columns = ["group", "line", "column", "metric", "measured", "measured_std", "published", "published_std", "n"]
+    writer = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
     for line, cells in zip(found.exhibit.rows, found.entries, strict=True):
         for column, cell in zip(found.exhibit.columns, cells, strict=True):
             for entry in cell:
-                here, paper = entry.measured, entry.published
-                numbers = [
-                    *((here.mean, here.std) if here else ("", "")),
-                    *((paper.mean, paper.std) if paper else ("", "")),
-                ]
-                shown = ["" if isinstance(v, float) and math.isnan(v) else v for v in numbers]
-                writer.writerow([line.group, line.name, column.name, entry.metric, *shown, here.n if here else 0])
+                known = {key: value for key, value in entry.to_dict().items() if value == value}  # not NaN
+                names = {"group": line.group, "line": line.name, "column": column.name}
+                writer.writerow({**names, **known, "n": entry.measured.n if entry.measured else 0})
     return text.getvalue()
 
 

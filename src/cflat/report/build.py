@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from importlib.resources import files
+from itertools import count
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined
@@ -21,22 +20,24 @@ USUAL_COLUMNS, MAX_COLUMNS = 3, 5
 
 
 def build_page(report: ReportData, version: str) -> str:
-    """Return the report as the text of an HTML file.
-
-    Args:
-        report: What to show; all its texts are shown as they are, whatever markup they hold.
-        version: Version of cflat, named at the foot of the page.
-    """
+    """Return the report as the text of an HTML file; all its texts are shown as they are, whatever markup they hold."""
     # Imported here: it takes a while, and only a page needs it.
     from plotly.offline import get_plotlyjs
 
+    def embed(figure: FigureData) -> Markup:
+        """Return the data of a chart with a layout for wide and one for narrow screens."""
+        wide = plot(figure, report.colors, num_columns=min(figure.num_columns or USUAL_COLUMNS, MAX_COLUMNS))
+        narrow = plot(figure, report.colors, num_columns=1)
+        return embed_json({"data": wide["data"], "wide": wide["layout"], "narrow": narrow["layout"]})
+
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    charts = _Charts(report.colors)
     template = environment.from_string(_resource("template.html"))
     return template.render(
         report=report,
         version=version,
-        charts=charts,
+        numbers=count(1),
+        next=next,
+        embed=embed,
         style=Markup(_resource("page.css")),
         script=Markup(_resource("page.js")),
         plotly=Markup(get_plotlyjs()),
@@ -54,24 +55,6 @@ def embed_json(values: Any) -> Markup:
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return Markup(text)
-
-
-@dataclass
-class _Charts:
-    """Numbers the charts of a page while the template asks for them."""
-
-    colors: Mapping[str, str]
-    count: int = field(default=0)
-
-    def next_name(self) -> str:
-        self.count += 1
-        return f"chart-{self.count}"
-
-    def embed(self, figure: FigureData) -> Markup:
-        """Return the data of a chart with a layout for wide and one for narrow screens."""
-        wide = plot(figure, self.colors, num_columns=min(figure.num_columns or USUAL_COLUMNS, MAX_COLUMNS))
-        narrow = plot(figure, self.colors, num_columns=1)
-        return embed_json({"data": wide["data"], "wide": wide["layout"], "narrow": narrow["layout"]})
 
 
 def _resource(name: str) -> str:

@@ -8,23 +8,24 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from cflat._errors import DataError
 from cflat._files import make_folder, write_atomic
 from cflat.report.groups import group_records
 from cflat.report.model import Cell, Table
-from cflat.report.records import read_records
+from cflat.report.records import require_records
 from cflat.report.tables import accuracy_table, cost_table, runs_table
 
 _NUMBER = re.compile(r"(?P<value>[+-]?\d[\d.]*)(?: ± (?P<std>[\d.]+))?(?:, p (?P<p>[\d.e+-]+))?")
 """What a cell can hold besides text: a number, its deviation, and the p-value of a difference."""
-_ESCAPES = {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "±": r"$\pm$",
-    "\u00a0": "~",
-    **{character: f"\\{character}" for character in "&%$#_{}"},
-}
+_ESCAPES = str.maketrans(
+    {
+        "\\": r"\textbackslash{}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "±": r"$\pm$",
+        "\u00a0": "~",
+        **{character: f"\\{character}" for character in "&%$#_{}"},
+    }
+)
 
 
 def latex_text(table: Table) -> str:
@@ -81,24 +82,8 @@ def csv_text(table: Table) -> str:
     return text.getvalue()
 
 
-def report_tables(folders: Sequence[str | Path]) -> dict[str, Table]:
-    """Return the tables of accuracy, cost and single runs of all runs at or below some folders.
-
-    Raises:
-        DataError: If there is no run that can be read.
-    """
-    records, problems = read_records(Path(folder) for folder in folders)
-    if not records:
-        reasons = " ".join(dict.fromkeys(problem.message for problem in problems))
-        raise DataError(f"There is no run to make tables of. {reasons}".rstrip())
-    groups = group_records(records)
-    done = [group for group in groups if group.finished]
-    summaries = {"accuracy": accuracy_table(groups), "cost": cost_table(done)} if done else {}
-    return {**summaries, "runs": runs_table(records)}
-
-
 def write_tables(folders: Sequence[str | Path], out: str | Path) -> list[Path]:
-    """Write the tables about some runs as ``accuracy.tex``, ``accuracy.csv`` and so on; return the files.
+    """Write tables of accuracy, cost and single runs as ``accuracy.tex``, ``accuracy.csv`` and so on; return the files.
 
     Args:
         folders: Run directories, or folders that contain them.
@@ -109,8 +94,13 @@ def write_tables(folders: Sequence[str | Path], out: str | Path) -> list[Path]:
     """
     folder = Path(out)
     make_folder(folder)
+    records, _ = require_records(folders, "make tables of")
+    groups = group_records(records)
+    done = [group for group in groups if group.finished]
+    tables = {"accuracy": accuracy_table(groups), "cost": cost_table(done)} if done else {}
+    tables["runs"] = runs_table(records)
     files = []
-    for name, table in report_tables(folders).items():
+    for name, table in tables.items():
         for ending, text in (("tex", latex_text(table) + "\n"), ("csv", csv_text(table))):
             write_atomic(folder / f"{name}.{ending}", text.encode("utf-8", errors="replace"))
             files.append(folder / f"{name}.{ending}")
@@ -123,4 +113,4 @@ def _latex_cell(cell: Cell) -> str:
 
 
 def _latex(text: str) -> str:
-    return "".join(_ESCAPES.get(character, character) for character in text)
+    return text.translate(_ESCAPES)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from cflat.figures.runs import RunGroup, Timeline
 from cflat.metrics import Spread, spread
 from cflat.optim import get_optimizer_spec
 from cflat.report.records import RunRecord
+from cflat.runs.folder import RunSummary
 
 _APART = (
     "preset",
@@ -32,6 +33,9 @@ _APART = (
 )
 """Keys that say where and how a run was made, but not what comes out."""
 MAX_NAMED_KEYS = 3
+
+T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -67,26 +71,30 @@ class Group:
     @property
     def split(self) -> Split:
         """The images that its accuracies speak of."""
-        if self.finished and self.finished[0].summary is not None:
-            return self.finished[0].summary.split
+        if self.summaries:
+            return self.summaries[0].split
         return "validation" if self.config.data.evaluate == "validation" else "test"
 
     @property
     def validation(self) -> Spread | None:
         """Avg on validation images over the finished runs; None if there are none to choose by."""
-        found = [record.summary for record in self.records if record.summary is not None]
-        if not found or not all(summary.validation for summary in found):
+        if not self.summaries or not all(summary.validation for summary in self.summaries):
             return None
-        return spread([summary.value("avg", "validation") for summary in found])
+        return spread([summary.value("avg", "validation") for summary in self.summaries])
 
     @property
     def finished(self) -> tuple[RunRecord, ...]:
         """The runs that have a result."""
         return tuple(record for record in self.records if record.is_finished)
 
+    @property
+    def summaries(self) -> list[RunSummary]:
+        """The results of the finished runs."""
+        return [record.summary for record in self.records if record.summary is not None]
+
     def values(self, name: str) -> list[float]:
         """Return a metric or cost of each finished run."""
-        return [record.summary.value(name) for record in self.records if record.summary is not None]
+        return [summary.value(name) for summary in self.summaries]
 
     def by_seed(self, name: str) -> dict[int, float]:
         """Return a metric or cost by seed; of a seed that was run twice, the last."""
@@ -96,20 +104,15 @@ class Group:
         """Return the spread of a metric or cost over the finished runs."""
         return spread(self.values(name))
 
-    def numbers(self, name: str | None = None) -> RunGroup:
+    def numbers(self) -> RunGroup:
         """Return what figures need; of finished runs, unless there are none."""
-        chosen = self.finished or self.records
-        matrices = [r.summary.headline.accuracy for r in chosen if r.summary is not None]
+        matrices = [summary.headline.accuracy for summary in self.summaries]
         return RunGroup(
-            name or self.variant,
-            [record.stage_accuracy for record in chosen if record.stage_accuracy],
+            self.variant,
+            [record.stage_accuracy for record in self.finished or self.records if record.stage_accuracy],
             self.values("images_per_second"),
             self.values("evaluations_per_step"),
-            [
-                [[None if v != v else float(v) for v in row] for row in matrix]
-                for matrix in matrices
-                if matrix.shape == matrices[0].shape
-            ],
+            [matrix.tolist() for matrix in matrices if matrix.shape == matrices[0].shape],
             is_finished=bool(self.finished),
         )
 
@@ -131,11 +134,17 @@ class Group:
         )
 
 
+def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+    """Return the items by their keys, in order of appearance."""
+    found: dict[K, list[T]] = {}
+    for item in items:
+        found.setdefault(key(item), []).append(item)
+    return found
+
+
 def group_records(records: Sequence[RunRecord]) -> list[Group]:
     """Group runs by everything but the seed: scenario by scenario, the plain optimizer first."""
-    members: dict[str, list[RunRecord]] = {}
-    for record in records:
-        members.setdefault(json.dumps(flat_settings(record.config), sort_keys=True), []).append(record)
+    members = grouped(records, lambda record: json.dumps(flat_settings(record.config), sort_keys=True))
     scenarios = list(dict.fromkeys(_scenario(record.config) for record in records))
     ordered = sorted(
         members.values(),
@@ -159,9 +168,8 @@ def group_records(records: Sequence[RunRecord]) -> list[Group]:
 def differing_keys(settings: Sequence[dict[str, Any]]) -> list[str]:
     """Return the keys that do not have one value everywhere, in order of appearance."""
     keys = dict.fromkeys(key for values in settings for key in values)
-    return [
-        key for key in keys if any(values.get(key, _ABSENT) != settings[0].get(key, _ABSENT) for values in settings)
-    ]
+    absent = object()
+    return [key for key in keys if any(own.get(key, absent) != settings[0].get(key, absent) for own in settings)]
 
 
 def title_of(optimizer: str) -> str:
@@ -177,9 +185,6 @@ def title_of(optimizer: str) -> str:
 def plain_text(value: Any) -> str:
     """Return a setting as a person would write it."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-_ABSENT = object()
 
 
 def flat_settings(config: RunConfig) -> dict[str, Any]:
@@ -210,6 +215,4 @@ def _variant(config: RunConfig, own: dict[str, Any], settings: Sequence[dict[str
 def _mean(rows: list[Sequence[float]]) -> list[float]:
     """Return the mean of each column over the rows that have a number there; NaN where none has."""
     stack = np.array(rows, dtype=float)
-    known = ~np.isnan(stack)
-    total = np.where(known, stack, 0.0).sum(axis=0)
-    return np.where(known.any(axis=0), total / np.maximum(known.sum(axis=0), 1), np.nan).tolist()  # type: ignore[no-any-return]
+    return np.ma.array(stack, mask=np.isnan(stack)).mean(axis=0).filled(np.nan).tolist()  # type: ignore[no-any-return]

@@ -11,21 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cflat.metrics import PairedDifference, Spread, paired_difference, spread
-from cflat.report.groups import Group
+from cflat.report.groups import Group, grouped
 
 SIGNIFICANT = 0.05
 MAX_TOLD = 3
 """Optimizers that get a sentence of their own where there are no validation images to choose one by."""
 VISIBLE_POINTS = 0.005
 """Smaller differences vanish in two digits."""
-
-
-def families(groups: Sequence[Group]) -> list[list[Group]]:
-    """Return the groups apart by everything but their optimizer: only those of one family can be compared."""
-    apart: dict[str, list[Group]] = {}
-    for group in groups:
-        apart.setdefault(group.circumstances, []).append(group)
-    return list(apart.values())
 
 
 def reference_of(groups: Sequence[Group]) -> Group | None:
@@ -42,11 +34,12 @@ def difference_to(reference: Group, group: Group, metric: str) -> PairedDifferen
 
 
 def headlines(groups: Sequence[Group]) -> list[str]:
-    """Return what to say about the groups of a scenario: one sentence for each family."""
+    """Return what to say about the groups of a scenario: one sentence for each family that can be compared."""
     if not any(group.finished for group in groups):
         done = max(len(record.stage_accuracy) for group in groups for record in group.records)
         return [f"No run is finished yet; the furthest has learned {done} tasks."]
-    told = [[group for group in family if group.finished] for family in families(groups)]
+    families = grouped(groups, lambda group: group.circumstances).values()
+    told = [[group for group in family if group.finished] for family in families]
     compared = [family for family in told if len(family) > 1]
     if compared:
         return [_comparison(family) for family in compared]
@@ -73,17 +66,10 @@ class _Pair:
     group: Group
     reference: Group
 
-    @property
-    def is_paired(self) -> bool:
-        return difference_to(self.reference, self.group, "avg") is not None
-
     def means(self, metric: str) -> tuple[Spread, Spread]:
-        """Return the spreads of both."""
         ours, theirs = self.group.by_seed(metric), self.reference.by_seed(metric)
-        if self.is_paired:
-            seeds = [seed for seed in ours if seed in theirs]
-            ours, theirs = ({seed: values[seed] for seed in seeds} for values in (ours, theirs))
-        return spread(list(ours.values())), spread(list(theirs.values()))
+        shared = [seed for seed in ours if seed in theirs]
+        return spread([ours[seed] for seed in shared or ours]), spread([theirs[seed] for seed in shared or theirs])
 
     def points(self, metric: str) -> float:
         """Return the difference of the two means as they are written."""
@@ -111,7 +97,11 @@ def _best_on_validation(groups: Sequence[Group]) -> Group | None:
 
 
 def _told(pair: _Pair) -> str:
-    return f"{_gain(pair)}{_at_the_end(pair)} on {pair.group.split} images, {_cost(pair)}."
+    evaluations, _ = pair.means("evaluations_per_step")
+    ours, theirs = pair.means("images_per_second")
+    speed = ours.mean / max(theirs.mean, 1e-12)
+    cost = f"for {evaluations.mean:.2f} evaluations per step at {speed:.2f} times its speed"
+    return f"{_gain(pair)}{_at_the_end(pair)} on {pair.group.split} images, {cost}."
 
 
 def _gain(pair: _Pair) -> str:
@@ -146,13 +136,5 @@ def _certainty(found: PairedDifference) -> str:
     return f"{found.n} seeds cannot tell this from chance, p = {found.p:.2g}"
 
 
-def _cost(pair: _Pair) -> str:
-    evaluations, _ = pair.means("evaluations_per_step")
-    ours, theirs = pair.means("images_per_second")
-    speed = ours.mean / max(theirs.mean, 1e-12)
-    return f"for {evaluations.mean:.2f} evaluations per step at {speed:.2f} times its speed"
-
-
 def _percent(value: Spread) -> str:
-    deviation = "" if math.isnan(value.std) else f" ± {100 * value.std:.2f}"
-    return f"{100 * value.mean:.2f}{deviation}\u00a0%"
+    return f"{value.text(scale=100)}\u00a0%"

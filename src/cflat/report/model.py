@@ -41,21 +41,10 @@ class Choices:
     options: tuple[tuple[str, FigureData], ...]
     """Figures by the name in the list; at least one."""
 
-
-@dataclass(frozen=True)
-class Command:
-    """A command that a reader may want to copy."""
-
-    name: str
-    text: str
-
-
-@dataclass(frozen=True)
-class Folded:
-    """A long text under a title that opens it."""
-
-    title: str
-    text: str
+    @classmethod
+    def only(cls, figure: FigureData) -> Choices:
+        """Return a chart that leaves no choice."""
+        return cls(figure.title, (("", figure),))
 
 
 @dataclass(frozen=True)
@@ -67,11 +56,12 @@ class Section:
     text: str = ""
     facts: tuple[tuple[str, str], ...] = ()
     """Names with their values."""
-    figures: tuple[FigureData, ...] = ()
-    choices: tuple[Choices, ...] = ()
+    charts: tuple[Choices, ...] = ()
     tables: tuple[Table, ...] = ()
-    commands: tuple[Command, ...] = ()
-    folded: tuple[Folded, ...] = ()
+    commands: tuple[tuple[str, str], ...] = ()
+    """Names of runs with commands that a reader may want to copy."""
+    folded: tuple[tuple[str, str], ...] = ()
+    """Titles with the long texts that they open."""
 
 
 @dataclass(frozen=True)

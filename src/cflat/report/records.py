@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from cflat._errors import CFlatError, DataError
 from cflat._files import read_text
@@ -19,19 +21,14 @@ from cflat.config.run_config import RunConfig
 from cflat.config.variants import parse_variant
 from cflat.data import Outline
 from cflat.figures.interactive import plot
-from cflat.figures.model import MAX_POINTS, Bars, Curve, FigureData, Heatmap, downsampled
-from cflat.figures.runs import OUTCOMES, Timeline
+from cflat.figures.model import MAX_POINTS, Curve, FigureData, Mark, downsampled
+from cflat.figures.runs import BRANCHES, OUTCOMES, Timeline
 from cflat.report.build import embed_json
 from cflat.report.model import Problem
 from cflat.runs.folder import RunFolder, RunSummary, find_runs
 from cflat.train import EpochRecord, TaskRecord
 from cflat.train.records import read_records as parse_records
 
-T = TypeVar("T")
-History: TypeAlias = "tuple[tuple[float, ...], Timeline | None]"
-_NO_HISTORY: History = ((), None)
-
-BRANCHES = ("sharpness", "flatness")
 MALFORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError, RecursionError)
 
 
@@ -66,42 +63,56 @@ class RunRecord:
 def read_records(roots: Iterable[Path]) -> tuple[list[RunRecord], list[Problem]]:
     """Read all runs at or below some folders; each thing that cannot be read is a problem, and the rest goes on."""
     problems: list[Problem] = []
-    folders = {folder.path.resolve(): folder for root in roots for folder in _find(root, problems)}
+    folders = {}
+    for root in roots:
+        with _noted(str(root), problems):
+            folders.update({folder.path.resolve(): folder for folder in find_runs(root)})
     base = os.path.commonpath([path.parent for path in folders]) if folders else ""
-    found = [_try_read(folder, os.path.relpath(path, base), problems) for path, folder in folders.items()]
-    return [record for record in found if record is not None], problems
+    records = []
+    for path, folder in folders.items():
+        name = os.path.relpath(path, base)
+        with _noted(name, problems):
+            records.append(_read(folder, name, problems))
+    return records, problems
 
 
-def _find(root: Path, problems: list[Problem]) -> list[RunFolder]:
+def require_records(roots: Iterable[str | Path], purpose: str) -> tuple[list[RunRecord], list[Problem]]:
+    """Read all runs as `read_records` does.
+
+    Raises:
+        DataError: If there is none that can be read.
+    """
+    records, problems = read_records(map(Path, roots))
+    if not records:
+        reasons = " ".join(dict.fromkeys(problem.message for problem in problems))
+        raise DataError(f"There is no run to {purpose}. {reasons}".rstrip())
+    return records, problems
+
+
+@contextmanager
+def _noted(where: str, problems: list[Problem]) -> Iterator[None]:
+    """Go on without what cannot be read."""
     try:
-        return list(find_runs(root))
+        yield
     except (CFlatError, OSError) as error:
-        problems.append(Problem(str(root), str(error)))
-        return []
-
-
-def _try_read(folder: RunFolder, name: str, problems: list[Problem]) -> RunRecord | None:
-    try:
-        return _read(folder, name, problems)
-    except (CFlatError, OSError) as error:
-        problems.append(Problem(name, str(error)))
-        return None
+        problems.append(Problem(where, str(error)))
 
 
 def _read(folder: RunFolder, name: str, problems: list[Problem]) -> RunRecord:
-    summary = _summary(folder) if folder.is_finished else None
+    summary = folder.load_summary() if folder.is_finished else None
+    if summary is not None and summary.headline.num_stages == 0:
+        raise DataError(f"{str(folder.summary_file)!r} holds no accuracy: no task was finished.")
     config = folder.load_config() if summary is None else summary.config
-
-    def attempt(read: Callable[[], T], otherwise: T) -> T:
-        try:
-            return read()
-        except DataError as error:
-            problems.append(Problem(name, str(error)))
-            return otherwise
-
-    stages, timeline = attempt(lambda: _history(folder, name), _NO_HISTORY)
-    environment: Mapping[str, Any] = attempt(folder.load_environment, {})
-    outline = attempt(folder.load_outline, None)
+    stages: tuple[float, ...] = ()
+    timeline: Timeline | None = None
+    outline: Outline | None = None
+    environment: Mapping[str, Any] = {}
+    with _noted(name, problems):
+        stages, timeline = _history(folder, name)
+    with _noted(name, problems):
+        environment = folder.load_environment()
+    with _noted(name, problems):
+        outline = folder.load_outline()
     if summary is not None:
         stages = tuple(float(value) for value in summary.headline.stage_accuracy)
     files = sorted((folder.path / "analysis").glob("*.json"))
@@ -125,15 +136,7 @@ def _tuned(folder: RunFolder, config: RunConfig) -> tuple[tuple[str, ...], str]:
     return (), ""
 
 
-def _summary(folder: RunFolder) -> RunSummary:
-    """Read the result of a run that has one."""
-    summary = folder.load_summary()
-    if summary.headline.num_stages == 0:
-        raise DataError(f"{str(folder.summary_file)!r} holds no accuracy: no task was finished.")
-    return summary
-
-
-def _history(folder: RunFolder, name: str) -> History:
+def _history(folder: RunFolder, name: str) -> tuple[tuple[float, ...], Timeline | None]:
     if not folder.metrics_file.is_file():
         return (), None
     try:
@@ -147,49 +150,42 @@ def _history(folder: RunFolder, name: str) -> History:
 
 def _timeline(name: str, epochs: list[EpochRecord]) -> Timeline:
     """Turn counters that grow over a phase into what happened in each epoch."""
-    counted = np.array([_counters(record) for record in epochs], dtype=float)
-    starts = [index == 0 or _phase(epochs[index - 1]) != _phase(record) for index, record in enumerate(epochs)]
-    before = np.vstack([np.zeros(counted.shape[1]), counted[:-1]])
-    before[starts] = 0
-    grown = counted - before
-    steps = np.maximum(grown[:, 0], 1)
+    phases = [(record.task, record.phase) for record in epochs]
+    starts = [index for index, phase in enumerate(phases) if index and phases[index - 1] != phase]
+
+    def grown(counters: Iterable[float]) -> npt.NDArray[np.float64]:
+        counted = np.fromiter(counters, dtype=float)
+        increments = np.diff(counted, prepend=0)
+        increments[starts] = counted[starts]
+        return increments
+
+    taken = grown(record.steps for record in epochs)
+    steps = np.maximum(taken, 1)
     shares = {
-        f"{branch}.{outcome}": (grown[:, 2 + 3 * b + o] / steps).tolist()
-        for b, branch in enumerate(BRANCHES)
-        if counted[:, 2 + 3 * b : 5 + 3 * b].any()
-        for o, outcome in enumerate(OUTCOMES)
+        f"{branch}.{outcome}": (grown(getattr(record, branch).get(outcome, 0) for record in epochs) / steps).tolist()
+        for branch in BRANCHES
+        if any(any(getattr(record, branch).values()) for record in epochs)
+        for outcome in OUTCOMES
     }
     ages = {
         branch: [float(record.cache_age.get(branch, np.nan)) for record in epochs]
         for branch in BRANCHES
         if any(branch in record.cache_age for record in epochs)
     }
-    measured, total = grown[:, -2], grown[:, -1]
+    measured, total = (grown(record.surrogate.get(key, 0) for record in epochs) for key in ("count", "total"))
     errors = np.divide(total, measured, out=np.full(len(epochs), np.nan), where=measured > 0)
     return Timeline(
         name,
-        np.cumsum(grown[:, 0]).tolist(),
+        np.cumsum(taken).tolist(),
         [record.loss for record in epochs],
-        (grown[:, 1] / steps).tolist(),
+        (grown(record.evaluations for record in epochs) / steps).tolist(),
         shares,
         ages,
         errors.tolist() if measured.any() else (),
     )
 
 
-def _phase(record: EpochRecord) -> tuple[int, str]:
-    return record.task, record.phase
-
-
-def _counters(record: EpochRecord) -> list[float]:
-    branches = {"sharpness": record.sharpness, "flatness": record.flatness}
-    outcomes = [branches[branch].get(outcome, 0) for branch in BRANCHES for outcome in OUTCOMES]
-    errors = [record.surrogate.get("count", 0), record.surrogate.get("total", 0)]
-    return [record.steps, record.evaluations, *outcomes, *errors]
-
-
 def _figure(file: Path, name: str, problems: list[Problem]) -> FigureData | None:
-    """Read a figure that can be drawn."""
     try:
         figure = FigureData.from_dict(json.loads(read_text(file)))
         embed_json([figure.title, figure.caption, plot(figure)])
@@ -200,7 +196,7 @@ def _figure(file: Path, name: str, problems: list[Problem]) -> FigureData | None
     return replace(figure, panels=panels)
 
 
-def _thinned(mark: Curve | Bars | Heatmap) -> Curve | Bars | Heatmap:
+def _thinned(mark: Mark) -> Mark:
     """Thin out a long curve; a band has no peaks of its own to keep, so it is dropped with the points."""
     if not isinstance(mark, Curve) or len(mark.x) <= MAX_POINTS:
         return mark

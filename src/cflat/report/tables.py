@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from cflat.data import Outline
-from cflat.metrics import HEADLINES, METRICS, Spread, spread
+from cflat.figures.runs import OUTCOMES
+from cflat.metrics import HEADLINES, METRICS, spread
 from cflat.report.groups import Group, title_of
 from cflat.report.headlines import difference_to, reference_of
 from cflat.report.model import Cell, Table
 from cflat.report.records import RunRecord
 from cflat.runs.folder import RunSummary
-
-KINDS = ("refreshed", "reused", "skipped")
 
 
 def accuracy_table(groups: Sequence[Group]) -> Table:
@@ -26,7 +25,8 @@ def accuracy_table(groups: Sequence[Group]) -> Table:
         cells = [_accuracy(group, name, rivals) for name in HEADLINES]
         alone = Cell("-" if len(rivals) == 1 else "reference")
         change = alone if reference is None or reference is group else _difference(group, reference)
-        rows.append((Cell(group.name), Cell(str(len(group.finished)), len(group.finished)), *cells, change))
+        seeds = len(group.finished)
+        rows.append((Cell(group.name), Cell(str(seeds), seeds), *cells, change))
     definitions = "; ".join(f"{METRICS[name].title}: {METRICS[name].definition}" for name in HEADLINES)
     splits = {group.split for group in done}
     images = "On test images." if splits == {"test"} else "On test or validation images, as data.evaluate says."
@@ -42,55 +42,41 @@ def accuracy_table(groups: Sequence[Group]) -> Table:
 
 def cost_table(groups: Sequence[Group]) -> Table:
     """Return what each group took: speed, evaluations by kind, memory, arithmetic, time."""
-    columns = (
-        "runs",
-        "images/s",
-        "against reference",
-        "evaluations per step",
-        "evaluations",
-        "sharpness steps",
-        "flatness steps",
-        "surrogate error",
-        "non-finite",
-        "peak memory (MiB)",
-        "TFLOP",
-        "seconds",
-    )
-    rows = []
-    for group in groups:
+
+    def against_reference(group: Group) -> Cell:
         reference = reference_of([other for other in groups if other.circumstances == group.circumstances]) or group
-        speed = group.spread("images_per_second")
-        ratio = speed.mean / max(reference.spread("images_per_second").mean, 1e-12)
-        rows.append(
-            (
-                Cell(group.name),
-                _number(speed, 0),
-                Cell(f"{ratio:.2f} x", ratio),
-                _number(group.spread("evaluations_per_step"), 2),
-                _number(group.spread("evaluations"), 0, bare=True),
-                _kinds(group, "sharpness"),
-                _kinds(group, "flatness"),
-                _surrogate(group),
-                _number(_over_runs(group, lambda r: r.cost.nonfinite_steps), 0, bare=True),
-                _number(_over_runs(group, lambda r: r.cost.peak_memory_bytes / 2**20), 0, bare=True),
-                _number(_over_runs(group, lambda r: r.cost.flops / 1e12), 3, bare=True),
-                _number(_over_runs(group, lambda r: r.seconds), 1, bare=True),
-            )
-        )
+        speed, usual = (of.spread("images_per_second").mean for of in (group, reference))
+        ratio = speed / max(usual, 1e-12)
+        return Cell(f"{ratio:.2f} x", ratio)
+
+    columns: dict[str, Callable[[Group], Cell]] = {
+        "runs": lambda group: Cell(group.name),
+        "images/s": lambda group: _spread(group, "images_per_second", 0),
+        "against reference": against_reference,
+        "evaluations per step": lambda group: _spread(group, "evaluations_per_step", 2),
+        "evaluations": lambda group: _mean(group, lambda summary: summary.cost.evaluations, 0),
+        "sharpness steps": lambda group: _kinds(group, "sharpness"),
+        "flatness steps": lambda group: _kinds(group, "flatness"),
+        "surrogate error": _surrogate,
+        "non-finite": lambda group: _mean(group, lambda summary: summary.cost.nonfinite_steps, 0),
+        "peak memory (MiB)": lambda group: _mean(group, lambda summary: summary.cost.peak_memory_bytes / 2**20, 0),
+        "TFLOP": lambda group: _mean(group, lambda summary: summary.cost.flops / 1e12, 3),
+        "seconds": lambda group: _mean(group, lambda summary: summary.seconds, 1),
+    }
+    rows = tuple(tuple(cell_of(group) for cell_of in columns.values()) for group in groups)
     note = (
         "Means over seeds. Steps by kind: refreshed (the direction was computed exactly) / reused (rebuilt from its "
         "cache) / skipped (left out by the trigger or as useless). Surrogate error: distance of what stood in for "
         "C-Flat's increment, relative to it, at refreshes; in brackets the part orthogonal to the gradient. At 1 or "
         "more, plain training is nearer to C-Flat. TFLOP: estimated from matrix products and convolutions."
     )
-    return Table("Cost", columns, tuple(rows), note)
+    return Table("Cost", tuple(columns), rows, note)
 
 
 def runs_table(records: Sequence[RunRecord]) -> Table:
     """Return one row for each run, the unfinished ones with what is known."""
     columns = ("run", "method", "data", "optimizer", "state", "seed", "Avg", "Last", "Forgetting", "images/s")
-    rows = tuple(_run_row(record) for record in records)
-    return Table("Runs", columns, rows, num_text=5, is_filtered=True)
+    return Table("Runs", columns, tuple(map(_run_row, records)), num_text=5, is_filtered=True)
 
 
 def tasks_table(records: Sequence[RunRecord]) -> Table | None:
@@ -139,14 +125,12 @@ def _accuracy(group: Group, name: str, rivals: Sequence[Group]) -> Cell:
 
 def _difference(group: Group, reference: Group) -> Cell:
     found = difference_to(reference, group, "avg")
-    if found is None:
-        return Cell("no common seed")
-    return Cell(found.text(scale=100), 100 * found.mean)
+    return Cell("no common seed") if found is None else Cell(found.text(scale=100), 100 * found.mean)
 
 
 def _kinds(group: Group, branch: str) -> Cell:
-    by_run = [record.summary.cost.evaluations_by_kind for record in group.records if record.summary is not None]
-    means = [spread([counts.get(f"{branch}.{kind}", 0) for counts in by_run]).mean for kind in KINDS]
+    by_run = [summary.cost.evaluations_by_kind for summary in group.summaries]
+    means = [spread([counts.get(f"{branch}.{kind}", 0) for counts in by_run]).mean for kind in OUTCOMES]
     return Cell(" / ".join(f"{mean:.0f}" for mean in means), means[0]) if any(means) else Cell("-")
 
 
@@ -165,7 +149,7 @@ def surrogate_words(group: Group) -> str:
 
 def _surrogate(group: Group) -> Cell:
     """Return the mean error of a group's surrogates; old summaries have none."""
-    costs = [record.summary.cost for record in group.finished if record.summary is not None]
+    costs = [summary.cost for summary in group.summaries]
     errors = [cost.surrogate_error for cost in costs if cost.surrogate_error is not None]
     if not errors:
         return Cell("-")
@@ -174,9 +158,11 @@ def _surrogate(group: Group) -> Cell:
     return Cell(f"{mean:.2f} ({spread(across).mean:.2f})" if across else f"{mean:.2f}", mean)
 
 
-def _over_runs(group: Group, value: Callable[[RunSummary], float]) -> Spread:
-    return spread([value(record.summary) for record in group.records if record.summary is not None])
+def _spread(group: Group, name: str, digits: int) -> Cell:
+    value = group.spread(name)
+    return Cell(value.text(digits), value.mean)
 
 
-def _number(value: Spread, digits: int, bare: bool = False) -> Cell:
-    return Cell(f"{value.mean:.{digits}f}" if bare else value.text(digits), value.mean)
+def _mean(group: Group, value: Callable[[RunSummary], float], digits: int) -> Cell:
+    mean = spread([value(summary) for summary in group.summaries]).mean
+    return Cell(f"{mean:.{digits}f}", mean)
