@@ -40,10 +40,6 @@ def job_executor(
         is_silent: Whether to show no progress.
         gpus: Share of a GPU for each run that uses one; for Ray.
         stays: Whether jobs come in several batches, so that Ray should stay in between.
-
-    Raises:
-        ConfigError: If there is no such executor.
-        DataError: If another process works in the folder.
     """
     require_known("executor", name, EXECUTORS)
     from cflat.cli.progress import close_all, make_progress

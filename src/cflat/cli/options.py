@@ -121,11 +121,7 @@ def comma_names(text: str) -> list[str]:
 
 
 def comma_numbers(option: str, text: str) -> list[int]:
-    """Return the whole numbers of a list with commas.
-
-    Raises:
-        ConfigError: Naming the option.
-    """
+    """Return the whole numbers of a list with commas."""
     try:
         return [int(number) for number in comma_names(text)]
     except ValueError:

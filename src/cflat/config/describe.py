@@ -29,11 +29,7 @@ class Key:
 
 
 def describe_keys(of: str | None = None) -> list[Key]:
-    """Return the keys that all runs share, or those of one method or optimizer.
-
-    Raises:
-        ConfigError: If there is no method or optimizer of that name.
-    """
+    """Return the keys that all runs share, or those of one method or optimizer."""
     if of is None:
         return [key for section, cls in SECTIONS.items() for key in _of_settings(section, cls)]
     methods, optimizers = list_methods(), list_optimizers()

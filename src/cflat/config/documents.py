@@ -33,11 +33,7 @@ def parse_scalar(text: str) -> Any:
 
 
 def read_document(path: str | Path) -> Layer:
-    """Read a YAML or JSON file.
-
-    Raises:
-        ConfigError: If it cannot be read or is no mapping.
-    """
+    """Read a YAML or JSON file."""
     path = Path(path)
     try:
         text = read_text(path, MAX_BYTES)

@@ -40,11 +40,7 @@ def quote(value: object) -> str:
 
 
 def require_mapping(values: object, path: str) -> Mapping[str, Any]:
-    """Return ``values`` if it is a section: keys that are text.
-
-    Raises:
-        ConfigError: If it is something else.
-    """
+    """Return ``values`` if it is a section: keys that are text."""
     if not isinstance(values, Mapping):
         raise ConfigError(f"{path} must hold keys and values, got {quote(values)}.")
     for key in values:

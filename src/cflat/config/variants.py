@@ -46,9 +46,6 @@ def parse_variant(text: str) -> Variant:
 
     >>> parse_variant("c_flat_turbo:rules=steady:base.lr=0.01").settings
     {'optimizer.rules': 'steady', 'base.lr': 0.01}
-
-    Raises:
-        ConfigError: If the optimizer is unknown or a setting is no key=value.
     """
     name, *parts = re.split(f":{_OUTSIDE_BRACKETS}", str(text).strip())
     name = get_optimizer_spec(name).name

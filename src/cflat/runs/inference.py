@@ -222,11 +222,7 @@ def _from_run(folder: RunFolder, device: str | torch.device | None) -> Predictor
 
 
 def find_images(places: Sequence[str | Path]) -> list[Path]:
-    """Return the image files at or below some places, in order.
-
-    Raises:
-        DataError: If a place does not exist or holds no image.
-    """
+    """Return the image files at or below some places, in order."""
     found: list[Path] = []
     for place in map(Path, places):
         if not place.exists():

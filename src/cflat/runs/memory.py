@@ -16,16 +16,7 @@ from cflat.data import Stream
 from cflat.nn.backbone import Backbone
 from cflat.train import RuntimeSettings, TrainSettings
 
-_MAKERS: tuple[Callable[..., Tensor], ...] = (
-    torch.empty,
-    torch.zeros,
-    torch.ones,
-    torch.full,
-    torch.rand,
-    torch.randn,
-    torch.eye,
-    torch.arange,
-)
+_MAKERS = (torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn, torch.eye, torch.arange)
 
 
 class MemoryLimit(TorchFunctionMode):
@@ -57,9 +48,6 @@ def require_batch(backbone: Backbone, train: TrainSettings, runtime: RuntimeSett
     """Refuse a batch that cannot be held even once: images, before and after their transform, and two layers.
 
     Training needs far more; this only finds out what is hopeless.
-
-    Raises:
-        ConfigError: With the keys to lower.
     """
     largest = max(len(task.train) for task in stream.tasks)
     most_tested = max(len(task.test) for task in stream.tasks)

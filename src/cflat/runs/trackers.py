@@ -67,22 +67,14 @@ TRACKERS: dict[str, Callable[[RunConfig, Path], Tracker]] = {
 
 
 def require_tracker(name: str) -> None:
-    """Refuse a tracker that is unknown or not installed.
-
-    Raises:
-        ConfigError: With the names that are known, or what to install.
-    """
+    """Refuse a tracker that is unknown or not installed."""
     require_known("tracker", name, TRACKERS)
     if find_spec(name) is None:
         raise ConfigError(f"The tracker {name!r} is not installed; run: pip install 'cflat[track]'")
 
 
 def create_tracker(name: str, config: RunConfig, folder: Path) -> Tracker:
-    """Return the tracker called ``name``.
-
-    Raises:
-        ConfigError: If the name is unknown or its package is not installed.
-    """
+    """Return the tracker called ``name``."""
     require_tracker(name)
     try:
         return TRACKERS[name](config, folder)

@@ -135,11 +135,7 @@ def record_run(
 
 
 def check_request(config: RunConfig, formats: Sequence[str], only: Sequence[str] = ()) -> None:
-    """Refuse what cannot be done before anything is trained.
-
-    Raises:
-        ConfigError: If the run cannot be watched, a format is unknown, or a figure cannot be asked for alone.
-    """
+    """Refuse what cannot be done before anything is trained."""
     check_watchable(config.runtime)
     for name in only:
         if name not in WATCHED:

@@ -42,11 +42,7 @@ def compare(
 
 
 def comparison_sweep(chosen: Mapping[str, Any], optimizers: Sequence[str], seeds: Sequence[int]) -> Sweep:
-    """Return the grid of a comparison.
-
-    Raises:
-        ConfigError: If names or seeds are missing or doubled, or something is unknown.
-    """
+    """Return the grid of a comparison."""
     for what, given in (("optimizers", optimizers), ("seeds", seeds)):
         if not given or len(set(given)) < len(given):
             raise ConfigError(f"{what} must be given once each, separated by commas, got {list(given)!r}.")

@@ -83,11 +83,7 @@ class Sweep:
     """Settings that belong to values of ``optimizer.name``, over everything else."""
 
     def combinations(self) -> list[Settings]:
-        """Return what to run, without settings that a combination's optimizer does not have; each once.
-
-        Raises:
-            ConfigError: If an optimizer is unknown, or there are too many combinations.
-        """
+        """Return what to run, without settings that a combination's optimizer does not have; each once."""
         if any(isinstance(values, Interval) for values in self.axes.values()):
             return self._drawn()
         number = math.prod(len(values) for values in self.axes.values() if not isinstance(values, Interval))
@@ -143,11 +139,7 @@ class Sweep:
 
 
 def read_sweep(path: str | Path) -> Sweep:
-    """Read the file of a sweep; without a name, it is called like the file.
-
-    Raises:
-        ConfigError: If it cannot be read, or something in it is wrong.
-    """
+    """Read the file of a sweep; without a name, it is called like the file."""
     return parse_sweep(read_document(path), Path(path).stem)
 
 
@@ -157,9 +149,6 @@ def parse_sweep(document: Mapping[str, Any], name: str = "sweep") -> Sweep:
     Args:
         document: What was read from a file.
         name: The sweep's name if the document has none.
-
-    Raises:
-        ConfigError: If a key is unknown or a value is wrong.
     """
     if isinstance(document, Mapping) and isinstance(document.get("axes"), Mapping):
         require_mapping(document["axes"], "sweep.axes")  # pydantic would read a number as text

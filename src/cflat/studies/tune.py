@@ -166,11 +166,7 @@ def write_search(folder: Path, tuning: Tuning) -> Path:
 
 
 def validation_layer(chosen: Mapping[str, Any]) -> Layer:
-    """Return what trials share: with validation images, and nothing else about how runs are measured.
-
-    Raises:
-        ConfigError: If there would be no validation images.
-    """
+    """Return what trials share: with validation images, and nothing else about how runs are measured."""
     shared = merge({"data": {"validation": VALIDATION}}, {key: v for key, v in chosen.items() if key != "seed"})
     data = shared["data"]
     if not data.get("validation"):
@@ -187,9 +183,6 @@ def parse_range(text: str) -> tuple[str, Range]:
     ('base.lr', Interval(low=0.001, high=0.1, scale='log'))
     >>> parse_range("optimizer.rules=[paper, steady]")
     ('optimizer.rules', ('paper', 'steady'))
-
-    Raises:
-        ConfigError: If it is none of these.
     """
     key, equals, values = (part.strip() for part in text.partition("="))
     low, *others = values.split(":")

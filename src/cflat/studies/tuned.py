@@ -61,11 +61,7 @@ class Tuned:
 
     @property
     def best(self) -> Trial:
-        """The finished trial with the best validation accuracy, the first of several.
-
-        Raises:
-            ConfigError: If every training has diverged.
-        """
+        """The finished trial with the best validation accuracy, the first of several; an error if all diverged."""
         complete = [trial for trial in self.trials if trial.state == "complete"]
         if not complete:
             raise ConfigError(
@@ -106,11 +102,7 @@ class Tuning:
         return {name: tuned.best.settings for name, tuned in self.optimizers.items()}
 
     def final_layer(self, chosen: Mapping[str, Any]) -> Layer:
-        """Return what final runs share: that of the trials, but measured on test images, with changes of one's own.
-
-        Raises:
-            ConfigError: If a change concerns a key that was tuned.
-        """
+        """Return what final runs share: that of the trials, but measured on test images, with changes of one's own."""
         for key in dict.fromkeys(key for settings in self.settings.values() for key in settings):
             section, _, name = key.partition(".")
             if name in (chosen.get(section) or {}):
@@ -118,11 +110,7 @@ class Tuning:
         return merge(self.shared, {"data": {"evaluate": "test"}}, chosen)
 
     def check_seeds(self, seeds: Sequence[int]) -> None:
-        """Refuse seeds that settings were chosen by.
-
-        Raises:
-            ConfigError: If there are any.
-        """
+        """Refuse seeds that settings were chosen by."""
         used = sorted(set(seeds) & set(self.seeds))
         if used:
             raise ConfigError(
@@ -178,11 +166,7 @@ class Tuning:
 
 
 def require_tuned(names: Sequence[str], tuning: Tuning) -> None:
-    """Refuse optimizers that no settings were found for.
-
-    Raises:
-        ConfigError: If there are any.
-    """
+    """Refuse optimizers that no settings were found for."""
     known = list(tuning.optimizers)
     for name in names:
         if name not in known:
@@ -199,11 +183,7 @@ def validation_score(folder: RunFolder, metric: Metric, num_tasks: int | None = 
 
 
 def read_tuning(path: str | Path) -> Tuning:
-    """Read ``tuned.json``.
-
-    Raises:
-        DataError: If it is not there, or is something else.
-    """
+    """Read ``tuned.json``."""
     try:
         return Tuning.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
     except OSError as error:

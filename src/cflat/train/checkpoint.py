@@ -164,9 +164,6 @@ def require_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     Args:
         before: What decides the run, by dotted key, as it was written when the run began.
         now: The same, as it is now.
-
-    Raises:
-        DataError: Naming the first key that differs.
     """
     for key in before:
         if before[key] != now.get(key):
@@ -177,11 +174,7 @@ def require_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
 
 
 def require_finite(state: Mapping[str, Any]) -> None:
-    """Refuse weights that training cannot go on with.
-
-    Raises:
-        DataError: Naming the first tensor with NaN or infinity.
-    """
+    """Refuse weights that training cannot go on with."""
     for name, value in state.items():
         if isinstance(value, Tensor) and value.is_floating_point() and not value.isfinite().all():
             raise DataError(

@@ -105,11 +105,7 @@ def task_record(
 
 
 def read_records(lines: Sequence[Mapping[str, Any]]) -> list[EpochRecord | TaskRecord]:
-    """Return the records that were written as JSON.
-
-    Raises:
-        DataError: If some are no records of a run.
-    """
+    """Return the records that were written as JSON."""
     try:
         return _RECORDS.validate_python(lines)
     except ValidationError as error:
