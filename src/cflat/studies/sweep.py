@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -25,7 +24,7 @@ from cflat.metrics import HEADLINES, PairedDifference, Spread, paired_difference
 from cflat.report.write import write_report
 from cflat.runs.folder import RunFolder, RunSummary
 from cflat.runs.jobs import Executor, Job, run_jobs
-from cflat.studies.space import Settings, Sweep, describe
+from cflat.studies.space import Settings, Sweep, describe, value_text
 
 COLUMNS = (*HEADLINES, "images_per_second", "evaluations_per_step")
 MAX_NAME = 120
@@ -121,7 +120,7 @@ class SweepResult:
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow([*self.axes, "seed", *COLUMNS, "run"])
         for row in self.rows:
-            cells = ["" if key not in row.settings else _cell(row.settings[key]) for key in self.axes]
+            cells = ["" if key not in row.settings else value_text(row.settings[key]) for key in self.axes]
             for folder, summary in zip(row.folders, row.summaries, strict=True):
                 numbers = [summary.value(name) for name in COLUMNS]
                 writer.writerow([*cells, summary.config.seed, *numbers, str(folder)])
@@ -204,7 +203,7 @@ def _folder_name(settings: Settings) -> str:
     """
     words = []
     for key, value in settings.items():
-        text = Path(value).stem if isinstance(value, str) and "/" in value else _cell(value)
+        text = Path(value).stem if isinstance(value, str) and "/" in value else value_text(value)
         is_number = isinstance(value, int | float)
         safe = text.replace("+", "") if is_number else re.sub(r"[^A-Za-z0-9._]+", "-", text).strip("-.")
         words.append(safe if key.endswith(".name") else f"{key.rpartition('.')[2]}{safe}")
@@ -236,10 +235,6 @@ def _trouble(layer: Layer) -> str:
     except ConfigError as error:
         return str(error)
     return ""
-
-
-def _cell(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _rank(found: Spread | None) -> tuple[bool, float]:

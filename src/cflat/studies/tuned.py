@@ -10,7 +10,6 @@ from statistics import mean
 from typing import Any, Literal, TypeAlias
 
 from cflat._errors import ConfigError, DataError
-from cflat._files import write_json
 from cflat._registry import suggest
 from cflat.config.documents import Layer, merge
 from cflat.runs.folder import RunFolder
@@ -50,6 +49,11 @@ class Trial:
     runs: tuple[str, ...]
     """Run directories, one for each seed."""
 
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Trial:
+        """Take over what `asdict` returned, with lists for tuples."""
+        return cls(**{**values, "runs": tuple(values["runs"])})
+
 
 @dataclass(frozen=True)
 class Tuned:
@@ -79,16 +83,32 @@ class Tuned:
 
 
 @dataclass(frozen=True)
-class Tuning:
-    """Settings for several optimizers, found with the same number of trials on images that are not test images."""
+class ValidationStudy:
+    """Runs of several optimizers that are judged by validation images."""
 
     method: str
     data: str
     protocol: Protocol
     metric: Metric
-    """Number that was maximised, on validation images."""
+    """Number that counts, on validation images."""
     seeds: tuple[int, ...]
-    """Seeds of the trials; final runs must have others."""
+    """Final runs must have others."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return how its file begins."""
+        return {
+            "method": self.method,
+            "data": self.data,
+            "protocol": self.protocol,
+            "chosen_by": {"images": "validation", "metric": self.metric, "meaning": PROTOCOLS[self.protocol]},
+            "seeds": list(self.seeds),
+        }
+
+
+@dataclass(frozen=True)
+class Tuning(ValidationStudy):
+    """Settings for several optimizers, found with the same number of trials on images that are not test images."""
+
     num_trials: int
     shared: Layer
     """What all runs share, as for `resolve_config`."""
@@ -121,11 +141,7 @@ class Tuning:
     def to_dict(self) -> dict[str, Any]:
         """Return the content of ``tuned.json``."""
         return {
-            "method": self.method,
-            "data": self.data,
-            "protocol": self.protocol,
-            "chosen_by": {"images": "validation", "metric": self.metric, "meaning": PROTOCOLS[self.protocol]},
-            "seeds": list(self.seeds),
+            **super().to_dict(),
             "num_trials": self.num_trials,
             "shared": self.shared,
             "optimizers": {
@@ -145,7 +161,7 @@ class Tuning:
     def from_dict(cls, values: Mapping[str, Any]) -> Tuning:
         """Take over what `to_dict` returned."""
         found = {
-            name: Tuned(name, tuple(Trial(**{**trial, "runs": tuple(trial["runs"])}) for trial in entry["trials"]))
+            name: Tuned(name, tuple(map(Trial.from_dict, entry["trials"])))
             for name, entry in values["optimizers"].items()
         }
         return cls(
@@ -159,10 +175,6 @@ class Tuning:
             {name: entry["ranges"] for name, entry in values["optimizers"].items()},
             found,
         )
-
-    def write(self, path: Path) -> None:
-        """Write the file in one step."""
-        write_json(path, self.to_dict())
 
 
 def require_tuned(names: Sequence[str], tuning: Tuning) -> None:
