@@ -66,11 +66,7 @@ def optimizer_config(name: str) -> type[Any]:
 
 
 def _keyword_hints(cls: Any, defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the types of an optimizer's keywords.
-
-    Raises:
-        ConfigError: If a keyword has no type or no default: the command line could not read a value for it.
-    """
+    """Return the types of an optimizer's keywords; the command line can read a value only where there is one."""
     try:
         hints = get_type_hints(cls.__init__, include_extras=True)
     except NameError as error:

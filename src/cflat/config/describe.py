@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from types import UnionType
@@ -45,13 +46,7 @@ def markdown_keys() -> str:
     """Return the keys that all runs share as a Markdown table; ``docs/configuration.md`` holds it."""
     lines = ["| key | default | meaning |", "|---|---|---|"]
     for key in describe_keys():
-        default = (
-            "null"
-            if key.default is None
-            else str(key.default).lower()
-            if isinstance(key.default, bool)
-            else key.default
-        )
+        default = key.default if isinstance(key.default, str) else json.dumps(key.default)
         lines.append(f"| `{key.path}` | `{default}` | {key.meaning.replace('``', '`').replace('|', '/')} |")
     return "\n".join(lines) + "\n"
 

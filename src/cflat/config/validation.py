@@ -52,13 +52,7 @@ def require_mapping(values: object, path: str) -> Mapping[str, Any]:
 def parse_section(cls: type[Any], values: object, path: str) -> Any:
     """Return the settings ``cls`` with these values; what is not given keeps its default.
 
-    Args:
-        cls: A class made by `cflat._settings.settings`.
-        values: What was read from a file or typed.
-        path: Name of the section in messages; empty for the whole configuration.
-
-    Raises:
-        ConfigError: If a key is unknown, a value has the wrong type, or a number is out of range.
+    ``path`` is the name of the section in messages, empty for the whole configuration.
     """
     section = require_mapping(values, path or "The configuration")
     prefix = f"{path}." if path else ""

@@ -28,11 +28,7 @@ class TrainingDiverged(ConfigError):
 
 @contextmanager
 def explained(config: RunConfig, folder: Path | None) -> Iterator[None]:
-    """Turn what foreseeably ends a training into a sentence; the traceback goes to ``error.log`` in ``folder``.
-
-    Raises:
-        ConfigError: Instead of what was foreseen; everything else passes.
-    """
+    """Turn what foreseeably ends a training into a `ConfigError`; the traceback goes to ``error.log`` in ``folder``."""
     try:
         yield
     except CFlatError:
@@ -52,11 +48,7 @@ def explained(config: RunConfig, folder: Path | None) -> Iterator[None]:
 
 @contextmanager
 def in_company(config: RunConfig) -> Iterator[None]:
-    """Say in a sentence that another rank has ended or stalled; what it died of is not known here.
-
-    Raises:
-        RankLost: Instead of what torch's process groups raise.
-    """
+    """Say by a `RankLost` that another rank has ended or stalled; what it died of is not known here."""
     try:
         yield
     except Exception as error:

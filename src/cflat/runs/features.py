@@ -73,10 +73,9 @@ class Features:
 
 
 def features_config(chosen: Mapping[str, Any]) -> RunConfig:
-    """Complete and check what a user has chosen; inputs are normalised as the weights expect unless it says otherwise.
+    """Complete and check the sections ``data``, ``backbone`` and ``runtime`` that a user has chosen.
 
-    Args:
-        chosen: Values of the sections ``data``, ``backbone`` and ``runtime``.
+    Inputs are normalised as the weights expect unless they say otherwise.
     """
     for key in chosen:
         if key not in SECTIONS:

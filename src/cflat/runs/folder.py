@@ -128,11 +128,14 @@ def _numbers(matrix: AccuracyMatrix) -> dict[str, float]:
     return matrix.summary() if matrix.num_stages else dict.fromkeys(METRICS, float("nan"))
 
 
+@dataclass
 class RunFolder:
     """A run directory."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    path: Path
+
+    def __post_init__(self) -> None:
+        path = self.path
         self.config_file = path / "config.yaml"
         """The resolved configuration."""
         self.environment_file = path / "env.json"

@@ -44,12 +44,7 @@ class Job:
 
 
 class JobsFailed(CFlatError):
-    """Some jobs failed; all others are done.
-
-    Args:
-        failures: Each failed job with the reason, a sentence.
-        num_jobs: Jobs in all.
-    """
+    """Some jobs failed, each with a sentence on the reason; all others are done."""
 
     def __init__(self, failures: Sequence[tuple[Job, str]], num_jobs: int) -> None:
         self.failures = tuple(failures)
@@ -85,10 +80,7 @@ class SerialExecutor:
 
 
 def run_job(
-    job: Job,
-    observers: Sequence[Observer] = (),
-    should_stop: Callable[[], bool] = lambda: False,
-    patience: float = 0.0,
+    job: Job, observers: Sequence[Observer] = (), should_stop: Callable[[], bool] = lambda: False, patience: float = 0.0
 ) -> None:
     """Run one job; one that was started before resumes from its checkpoint.
 
@@ -122,15 +114,9 @@ def require_one_process(job: Job) -> None:
 
 
 def run_jobs(jobs: Sequence[Job], executor: Executor | None = None) -> list[RunSummary]:
-    """Run the jobs whose results are missing, and return all results in the order of the jobs.
+    """Run the jobs whose results are missing, each to its end, and return all results in the order of the jobs.
 
-    Args:
-        jobs: What to run, each to its end; jobs that share configuration and folder are one run.
-        executor: Where to run; by default here, one after the other.
-
-    Raises:
-        DataError: If a folder holds another run.
-        ConfigError: If two jobs want one folder for different configurations.
+    Jobs that share configuration and folder are one run. Without an executor they run here, one after the other.
     """
     finish_jobs(jobs, executor)
     return [RunFolder(job.out).load_summary() for job in jobs]

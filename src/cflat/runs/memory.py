@@ -22,8 +22,7 @@ _MAKERS = (torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.r
 class MemoryLimit(TorchFunctionMode):
     """Refuse new tensors, inside of ``with``, that need more than the free memory all together.
 
-    Args:
-        keys: The settings that decide their size, for the message.
+    ``keys`` are the settings that decide their size, for the message.
     """
 
     def __init__(self, keys: str) -> None:

@@ -317,10 +317,7 @@ def make_backbone(
 ) -> Backbone:
     """Build the network of a configuration, for images or for vectors of a given size.
 
-    Args:
-        settings: Which one, and where its weights are.
-        vector_size: Numbers per vector; None for images.
-        is_filled_later: Whether the caller loads trained weights himself, so that no others are looked for.
+    ``is_filled_later`` says that the caller loads trained weights, so that no others are looked for.
     """
     return create_backbone(
         settings.name,

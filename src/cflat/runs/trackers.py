@@ -85,8 +85,7 @@ def create_tracker(name: str, config: RunConfig, folder: Path) -> Tracker:
 class TrackerObserver(Observer):
     """Pass the numbers of epochs and tasks on to a tracker, numbered by the epochs of the whole run.
 
-    Args:
-        make: Makes the tracker, when the run begins: before, its folder may be somebody else's.
+    The tracker is made when the run begins: before, its folder may be somebody else's.
     """
 
     def __init__(self, make: Callable[[], Tracker]) -> None:

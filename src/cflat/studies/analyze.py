@@ -20,14 +20,7 @@ from cflat._registry import require_known
 from cflat.config.choices import parse_optimizer
 from cflat.config.presets import radius_of
 from cflat.config.run_config import RunConfig
-from cflat.figures.gradients import (
-    GradientHistory,
-    correction_ratios,
-    drift,
-    evolution,
-    normality,
-    terms_over_tasks,
-)
+from cflat.figures.gradients import GradientHistory, correction_ratios, drift, evolution, normality, terms_over_tasks
 from cflat.figures.landscapes import connectivity_figure, plane_figure, slice_figure, spectrum_figure
 from cflat.figures.model import FigureData
 from cflat.figures.runs import SweepPoint, scheduler_comparison, sensitivity
@@ -151,12 +144,9 @@ def check_request(config: RunConfig, formats: Sequence[str], only: Sequence[str]
 
 
 def plan_variants(config: RunConfig, seeds: Sequence[int] = (), only: Sequence[str] = ()) -> list[Variant]:
-    """Return the run itself, what it is compared with, and the grid around C-Flat Turbo.
+    """Return the run itself, what it is compared with, and the grid around C-Flat Turbo, also with further seeds.
 
-    Args:
-        config: The run.
-        seeds: Further seeds for the grid.
-        only: Some of `WATCHED`, to plan only what they need; empty plans everything.
+    ``only`` has some of `WATCHED`, to plan only what they need; empty plans everything.
     """
     own = config.optimizer.name
     rho = radius_of(config)

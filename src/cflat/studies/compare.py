@@ -81,10 +81,7 @@ def comparison_values(result: SweepResult) -> dict[str, Any]:
 def write_comparison(folder: Path, result: SweepResult, headlines: Sequence[str] = ()) -> tuple[Path, Path]:
     """Write ``comparison.json``, ``comparison.png`` and ``report.html``; return the last two paths.
 
-    Args:
-        folder: Where to.
-        result: What was compared.
-        headlines: Sentences to put at the top of the page instead of its own.
+    ``headlines`` are sentences to put at the top of the page instead of its own.
     """
     values = comparison_values(result)
     write_json(folder / "comparison.json", values)

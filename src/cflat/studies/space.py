@@ -142,12 +142,7 @@ def read_sweep(path: str | Path) -> Sweep:
 
 
 def parse_sweep(document: Mapping[str, Any], name: str = "sweep") -> Sweep:
-    """Return the sweep that a document describes.
-
-    Args:
-        document: What was read from a file.
-        name: The sweep's name if the document has none.
-    """
+    """Return the sweep that a document describes; ``name`` is for one that has none."""
     if isinstance(document, Mapping) and isinstance(document.get("axes"), Mapping):
         require_mapping(document["axes"], "sweep.axes")  # pydantic would read a number as text
     file: _File = parse_section(_File, document, "sweep")

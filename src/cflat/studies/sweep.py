@@ -131,9 +131,6 @@ def plan_sweep(sweep: Sweep, out: Path) -> list[Combination]:
     """Return all combinations with their jobs; every configuration is checked before any run begins.
 
     A run that is in ``out`` already, under whatever name, keeps its folder: axes can be added or reordered later.
-
-    Raises:
-        ConfigError: If a configuration is wrong; the message names the combination.
     """
     configs: dict[str, tuple[Settings, RunConfig]] = {}
     for settings in sweep.combinations():
@@ -151,13 +148,7 @@ def plan_sweep(sweep: Sweep, out: Path) -> list[Combination]:
 
 
 def run_sweep(sweep: Sweep, out: str | Path, executor: Executor | None = None) -> SweepResult:
-    """Run every combination with every seed, and gather the results.
-
-    Args:
-        sweep: What to run.
-        out: Folder of the run directories; those that are finished are only read.
-        executor: Where to run; by default here, one after the other.
-    """
+    """Run every combination with every seed, and gather the results; finished runs in ``out`` are only read."""
     combinations = plan_sweep(sweep, Path(out))
     jobs = [job for combination in combinations for job in combination.jobs]
     summaries = iter(run_jobs(jobs, executor))

@@ -26,10 +26,11 @@ import numpy as np
 from cflat._errors import ConfigError, DataError
 from cflat._files import make_folder, plain_values, write_json
 from cflat._registry import require_known, suggest
-from cflat.config.documents import Layer, flatten, merge, nested, parse_scalar
+from cflat.config.documents import Layer, flatten, merge, nested
 from cflat.config.presets import resolve_config
 from cflat.config.run_config import RunConfig
 from cflat.config.variants import Variant, parse_variant
+from cflat.config.yaml_text import load_yaml
 from cflat.figures.static import save
 from cflat.figures.tuning import SEARCH_COLORS, TrialPoint, search_figure
 from cflat.report.groups import title_of
@@ -183,7 +184,7 @@ def parse_range(text: str) -> tuple[str, Range]:
     low, *others = values.split(":")
     try:
         if equals and "." in key and values.startswith("["):
-            listed = parse_scalar(values)
+            listed = load_yaml(values)
             if isinstance(listed, list) and listed:
                 return key, tuple(listed)
         elif equals and "." in key and len(others) in (1, 2):

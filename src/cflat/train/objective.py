@@ -90,11 +90,7 @@ class Objective:
             return self.method.loss(self.model, batch).total
 
     def check_purity(self, batch: Batch) -> None:
-        """Evaluate twice under the same random numbers and refuse a loss whose gradient or prepared batch changes.
-
-        Raises:
-            ImpureLossError: Naming the first parameter whose gradient differs.
-        """
+        """Evaluate twice under the same random numbers and refuse a loss whose gradient or prepared batch changes."""
         contents = {name: value.clone() for name, value in batch.extras.items()}
         first, second = self._gradients(batch), self._gradients(batch)
         name = type(self.method).__name__

@@ -148,11 +148,7 @@ class RunState:
     # -- checkpoints --------------------------------------------------------------------------------------------
 
     def restore(self) -> None:
-        """Go to the newest checkpoint, if there is one.
-
-        Raises:
-            DataError: If it is of another run, or nothing that training could go on with.
-        """
+        """Go to the newest checkpoint, if there is one; it must be of this run."""
         with self.runtime.together():
             state = self.store.load() if self.store is not None and self.runtime.is_main else None
         name = self.runtime.share(None if self.store is None or self.store.newest is None else self.store.newest.name)
@@ -318,8 +314,7 @@ class RunState:
 def _without_ranks(identity: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a checkpoint says of its run but for the number of ranks, which earlier versions wrote down.
 
-    Raises:
-        DataError: If there were several: train.batch_size was then meant for each.
+    If there were several, train.batch_size was meant for each.
     """
     ranks = identity.get("number of ranks", 1)
     if ranks != 1:
