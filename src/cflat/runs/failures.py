@@ -86,7 +86,8 @@ def _sentence(error: Exception, config: RunConfig) -> tuple[type[ConfigError], s
             "steps stay what they are) or backbone.image_size, or set backbone.checkpointing=true."
         )
     is_numeric = isinstance(error, np.linalg.LinAlgError | torch.linalg.LinAlgError | ArithmeticError)  # type: ignore[attr-defined]
-    if is_numeric or (isinstance(error, ValueError | RuntimeError) and _speaks_of(NOT_FINITE, text)):
+    speaks_of_it = any(f" {word}" in f" {text.lower()}" for word in NOT_FINITE)
+    if is_numeric or (isinstance(error, ValueError | RuntimeError) and speaks_of_it):
         first = "" if config.base.first_lr is None else f" and base.first_lr, now {config.base.first_lr:g}"
         return TrainingDiverged, (
             f"The training has diverged: weights or features are no longer finite, or too large. "
@@ -96,8 +97,3 @@ def _sentence(error: Exception, config: RunConfig) -> tuple[type[ConfigError], s
         advice = "raise train.batch_size or give the task more images"
         return ConfigError, f"BatchNorm needs at least two images in a batch; {advice}."
     return ConfigError, f"The run cannot continue: {text.rstrip('.')}." if isinstance(error, ValueError) else None
-
-
-def _speaks_of(words: tuple[str, ...], text: str) -> bool:
-    padded = f" {text.lower()} "
-    return any(f" {word}" in padded for word in words)

@@ -107,8 +107,9 @@ def analyze(
         if not job.is_finished:
             tell(variant, index, len(variants))
             run_job(job, observers, should_stop)
+        summary = RunFolder(folder).load_summary()
         recorded = _load(folder) if variant.is_recorded else {}
-        results[variant.name] = _Result(RunFolder(folder).load_summary(), recorded)
+        results[variant.name] = _Result(summary, recorded)
         if variant.is_recorded and not recorded["history"]["records"]:
             raise ConfigError(
                 f"{config.method.name} takes no step that could be watched: choose a method that is trained by "
@@ -238,29 +239,24 @@ def _sweeps(variants: Sequence[Variant], results: Mapping[str, _Result]) -> list
     turbo = [variant for variant in variants if variant.config.optimizer.name == "c_flat_turbo"]
     reference = _printed(variants[0].config).optimizer.keywords()
     figures = []
+
+    def point(name: str, at: float, among: Sequence[Variant], settings: Mapping[str, Any]) -> SweepPoint:
+        """Return accuracies and speeds of the variants with these settings, one for each seed."""
+        chosen = [results[one.name].summary for one in among if one.config.optimizer.keywords() == settings]
+        speeds = [found.value("images_per_second") for found in chosen]
+        return SweepPoint(name, float(at), [found.value("avg") for found in chosen], speeds)
+
     for key, values in (("k", INTERVALS), ("beta", BETAS)):
-        points = []
-        for value in dict.fromkeys((*values, reference[key])):
-            accuracies, speeds = _measured(turbo, results, {**reference, key: value})
-            points.append(SweepPoint("C-Flat Turbo", float(value), accuracies, speeds))
+        tried = dict.fromkeys((*values, reference[key]))
+        points = [point("C-Flat Turbo", value, turbo, {**reference, key: value}) for value in tried]
         figures.append(sensitivity(f"optimizer.{key}", points))
     strategies = []
     exact = [variant for variant in variants if variant.config.optimizer.name == "c_flat"]
     for k in SCHEDULED:
-        accuracies, speeds = _measured(exact, results, exact[0].config.optimizer.keywords())
-        strategies.append(SweepPoint("C-Flat", float(k), accuracies, speeds))
+        strategies.append(point("C-Flat", k, exact, exact[0].config.optimizer.keywords()))
         for schedule, name in ((False, "Turbo, constant k"), (True, "Turbo, growing k")):
-            accuracies, speeds = _measured(turbo, results, {**reference, "k": k, "schedule": schedule})
-            strategies.append(SweepPoint(name, float(k), accuracies, speeds))
+            strategies.append(point(name, k, turbo, {**reference, "k": k, "schedule": schedule}))
     return [*figures, scheduler_comparison(strategies)]
-
-
-def _measured(
-    variants: Sequence[Variant], results: Mapping[str, _Result], settings: Mapping[str, Any]
-) -> tuple[list[float], list[float]]:
-    """Return accuracies and speeds of the variants with these settings, one for each seed."""
-    chosen = [results[variant.name].summary for variant in variants if variant.config.optimizer.keywords() == settings]
-    return [found.value("avg") for found in chosen], [found.value("images_per_second") for found in chosen]
 
 
 def _landscapes(found: Mapping[str, Mapping[str, Any]]) -> list[FigureData]:

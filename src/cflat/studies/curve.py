@@ -105,20 +105,9 @@ def rate_curves(
 ) -> RateCurves:
     """Train every optimizer with every rate and seed, and measure it on validation images.
 
-    Args:
-        chosen: What all runs share, as for `tune`.
-        optimizers: Names, with settings of their own where wanted.
-        out: Folder of the runs; those that are finished are only read.
-        rates: Learning rates; by default nine, a decade below to a decade above the preset's.
-        seeds: Of each rate.
-        protocol: ``stream`` or ``first-task``.
-        metric: avg or last.
-        tuned: Settings of each optimizer, as ``tune(...).settings``: it has its own radius then, not the preset's.
-        within: How far below the best a rate still counts as good.
-        executor: Where to run.
-
-    Raises:
-        ConfigError: If something is unknown or wrong.
+    Without ``rates`` there are nine, a decade below to a decade above the preset's; those whose accuracy is at most
+    ``within`` below the best count as good. With ``tuned``, which is ``tune(...).settings``, every optimizer has its own
+    radius and not the preset's. Everything else is as for `tune`; runs in ``out`` that are finished are only read.
     """
     own = {
         name: {key: value for key, value in settings.items() if key != "base.lr"}

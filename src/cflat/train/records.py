@@ -18,7 +18,7 @@ from cflat.train.meters import Cost
 
 __all__ = ["EpochRecord", "Score", "TaskRecord", "epoch_record", "read_records", "task_record"]
 
-COSTS = ("steps", "images", "evaluations", "images_per_second", "evaluations_per_step")
+_COSTS = ("steps", "images", "evaluations", "images_per_second", "evaluations_per_step")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +100,7 @@ def task_record(
         scores=scores.get("test", {}),
         validation=scores.get("validation", {}),
         evaluation_seconds=evaluation_seconds,
-        **{name: getattr(cost, name) for name in COSTS},
+        **{name: getattr(cost, name) for name in _COSTS},
     )
 
 
