@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from cflat._errors import ConfigError
 from cflat._registry import require_known, suggest
 from cflat.config.choices import Choice
@@ -14,25 +12,29 @@ from cflat.methods import get_method_spec, list_methods
 from cflat.nn.backbone import Family, get_backbone_spec, list_backbones
 from cflat.train.settings import BaseSettings, RuntimeSettings
 
-if TYPE_CHECKING:
-    from cflat.config.run_config import RunConfig
-
 ACCELERATORS = ("auto", "cpu", "cuda", "mps")
 STRATEGIES = ("auto", "ddp", "ddp_find_unused_parameters_true", "fsdp")
 VECTOR_BACKBONES = ("mlp", "identity")
 
 
-def check_together(config: RunConfig) -> None:
+def check_together(
+    method: Choice,
+    stream: StreamSettings,
+    data: DataSettings,
+    backbone: BackboneSettings,
+    base: BaseSettings,
+    runtime: RuntimeSettings,
+) -> None:
     """Refuse parts that do not go together."""
-    spec = dataset_spec(config.data.name)
-    _check_backbone(config.method, config.backbone)
-    _check_vectors(config.backbone, spec)
-    _check_stream(config.method, config.stream, spec)
-    _check_validation(config.data)
-    _check_memory(config.method, spec)
-    _check_base(config.base)
-    _check_runtime(config.runtime)
-    _check_shards(config.method, config.backbone, config.runtime)
+    spec = dataset_spec(data.name)
+    _check_backbone(method, backbone)
+    _check_vectors(backbone, spec)
+    _check_stream(method, stream, spec)
+    _check_validation(data)
+    _check_memory(method, spec)
+    _check_base(base)
+    _check_runtime(runtime)
+    _check_shards(method, backbone, runtime)
 
 
 def backbone_family(name: str) -> Family | None:

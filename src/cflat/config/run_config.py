@@ -76,7 +76,7 @@ def parse_config(values: Mapping[str, Any]) -> RunConfig:
         **{key: parse_section(cls, sections[key], key) for key, cls in SECTIONS.items()},
     }
     config: RunConfig = parse_section(RunConfig, {**given, **parsed}, "")
-    check_together(config)
+    check_together(config.method, config.stream, config.data, config.backbone, config.base, config.runtime)
     return config
 
 

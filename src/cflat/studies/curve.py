@@ -106,7 +106,7 @@ def rate_curves(
     """Train every optimizer with every rate and seed, and measure it on validation images.
 
     Without ``rates`` there are nine, a decade below to a decade above the preset's; those whose accuracy is at most
-    ``within`` below the best count as good. With ``tuned``, which is ``tune(...).settings``, every optimizer has its own
+    ``within`` below the best count as good. With ``tuned``, as in ``tune(...).settings``, every optimizer has its own
     radius and not the preset's. Everything else is as for `tune`; runs in ``out`` that are finished are only read.
     """
     own = {
