@@ -58,7 +58,8 @@ def _of_settings(section: str, cls: type[Any]) -> Iterator[Key]:
     meanings = {name: info.description for fields in own for name, info in fields.items() if info.description}
     for name, info in cls.__pydantic_fields__.items():
         meaning = " ".join(meanings.get(name, "").split())
-        yield Key(f"{section}.{name}", _type_name(info.annotation), _plain(info.default), meaning)
+        default = list(info.default) if isinstance(info.default, tuple) else info.default
+        yield Key(f"{section}.{name}", _type_name(info.annotation), default, meaning)
 
 
 def _of_optimizer(name: str) -> Iterator[Key]:
@@ -98,7 +99,3 @@ def _type_name(hint: Any) -> str:
     if kind is tuple:
         return f"list of {_type_name(members[0])}"
     return "null" if hint is type(None) else str(getattr(hint, "__name__", hint))
-
-
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value

@@ -30,6 +30,7 @@ WORDS = {
 TRUTHS = {"yes": True, "on": True, "no": False, "off": False}
 """Text in YAML 1.2; truth values where a key accepts nothing else."""
 
+_hints, _adapter = cache(get_type_hints), cache(TypeAdapter)
 _repr = reprlib.Repr()
 _repr.maxstring = _repr.maxother = 80
 
@@ -68,16 +69,6 @@ def parse_section(cls: type[Any], values: object, path: str) -> Any:
         return _adapter(cls).validate_python(read)  # type: ignore[arg-type]
     except ValidationError as error:
         raise ConfigError(_explain(error, prefix)) from None
-
-
-@cache
-def _hints(cls: type[Any]) -> dict[str, Any]:
-    return get_type_hints(cls)
-
-
-@cache
-def _adapter(cls: type[Any]) -> TypeAdapter[Any]:
-    return TypeAdapter(cls)
 
 
 def _nested(value: Any, hint: Any, path: str) -> Any:
