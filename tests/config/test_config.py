@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from cflat import ConfigError
 from cflat.config.choices import optimizer_config
-from cflat.config.documents import merge, parse_overrides, parse_scalar, read_document
+from cflat.config.documents import merge, parse_overrides, read_document
 from cflat.config.presets import PRESETS, resolve_config
 from cflat.config.run_config import SECTIONS, RunConfig, parse_config
 from cflat.config.validation import parse_section
+from cflat.config.yaml_text import load_yaml
 from cflat.methods import get_method_spec, list_methods
 from cflat.optim import list_optimizers
 
@@ -126,7 +127,7 @@ def test_normalize_names_an_input_recipe() -> None:
 
 @pytest.mark.parametrize("text", ["1e-3", "1E-3", "+1e-3", "1.0e-3", ".1e-2", "0.001"])
 def test_numbers_are_numbers(text: str) -> None:
-    assert parse_scalar(text) == 0.001
+    assert load_yaml(text) == 0.001
 
 
 @pytest.mark.parametrize(
@@ -228,7 +229,7 @@ def config_or_message(values: dict[str, Any]) -> None:
         assert message == message.strip() != ""
         assert message.isprintable()
     else:
-        assert parse_config(parse_scalar(config.to_yaml())) == config
+        assert parse_config(load_yaml(config.to_yaml())) == config
 
 
 @given(CONFIGS)

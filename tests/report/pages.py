@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from cflat._files import write_json
 from cflat.config.presets import resolve_config
 from cflat.config.run_config import RunConfig
 from cflat.metrics import AccuracyMatrix
@@ -74,7 +75,7 @@ def write_run(
     folder.mkdir(parents=True)
     run = RunFolder(folder)
     run.config_file.write_text(config.to_yaml())
-    run.write(run.environment_file, {"cflat": "0.1.0", "packages": {"torch": "2"}, "cpus": 2})
+    write_json(run.environment_file, {"cflat": "0.1.0", "packages": {"torch": "2"}, "cpus": 2})
     matrix = AccuracyMatrix.start([50] * num_tasks)
     lines = []
     for task in range(num_tasks):
@@ -98,7 +99,7 @@ def write_run(
             trainable_parameters=1000,
             flops=1e12,
         )
-        run.write(run.summary_file, RunSummary(config, {"cnn": matrix}, cost, 12.0, 10).to_dict())
+        write_json(run.summary_file, RunSummary(config, {"cnn": matrix}, cost, 12.0, 10).to_dict())
 
 
 def _epoch(task: int, epoch: int, numbers: np.random.Generator) -> dict[str, Any]:

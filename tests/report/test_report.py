@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from cflat import DataError
+from cflat._files import write_json
 from cflat.cli.main import run_app
 from cflat.config.commands import reproduce_command
 from cflat.config.run_config import parse_config
@@ -149,7 +150,7 @@ def test_tasks_are_named_by_their_classes(tmp_path: Path) -> None:
     for seed in range(2):
         write_run(tmp_path / f"run-{seed}", config_of(seed=seed))
         folder = RunFolder(tmp_path / f"run-{seed}")
-        folder.write(folder.stream_file, outline.to_dict())
+        write_json(folder.stream_file, outline.to_dict())
     (section,) = [s for s in collect_report([tmp_path]).data.sections if s.name == "matrices"]
     (table,) = section.tables
     assert [[cell.text for cell in row] for row in table.rows] == [["1", "ant, bee", "2"], ["2", "cow", "1"]]
@@ -226,22 +227,22 @@ def half_summary(run: RunFolder) -> None:
 
 
 def summary_without_costs(run: RunFolder) -> None:
-    run.write(run.summary_file, {**json.loads(run.summary_file.read_text()), "cost": {}})
+    write_json(run.summary_file, {**json.loads(run.summary_file.read_text()), "cost": {}})
 
 
 def summary_with_text_for_numbers(run: RunFolder) -> None:
     values = json.loads(run.summary_file.read_text())
-    run.write(run.summary_file, {**values, "cost": {**values["cost"], "images_per_second": "fast"}})
+    write_json(run.summary_file, {**values, "cost": {**values["cost"], "images_per_second": "fast"}})
 
 
 def summary_with_odd_kinds(run: RunFolder) -> None:
     values = json.loads(run.summary_file.read_text())
-    run.write(run.summary_file, {**values, "cost": {**values["cost"], "evaluations_by_kind": [1]}})
+    write_json(run.summary_file, {**values, "cost": {**values["cost"], "evaluations_by_kind": [1]}})
 
 
 def summary_of_nothing(run: RunFolder) -> None:
     values = json.loads(run.summary_file.read_text())
-    run.write(run.summary_file, {**values, "scores": {"cnn": {"correct": [], "total": [5]}}})
+    write_json(run.summary_file, {**values, "scores": {"cnn": {"correct": [], "total": [5]}}})
 
 
 @pytest.mark.parametrize(

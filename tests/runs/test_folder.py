@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from cflat import DataError
-from cflat._files import write_atomic
+from cflat._files import write_atomic, write_json
 from cflat.config.documents import parse_overrides
 from cflat.config.presets import resolve_config
 from cflat.metrics import AccuracyMatrix
 from cflat.runs.folder import MetricsLog, RunFolder, RunSummary, find_runs
-from cflat.train import Cost, RunResult
+from cflat.train import Cost
 from cflat.train.records import read_records
 from runs import an_epoch
 
@@ -44,7 +44,7 @@ KEYS = (
 
 def make_summary() -> RunSummary:
     matrix = AccuracyMatrix.start([4, 4]).with_stage([4]).with_stage([2, 3])
-    return RunSummary.of(CONFIG, RunResult({"cnn": matrix, "nme": matrix}, COST), 1.5, num_classes=4)
+    return RunSummary(CONFIG, {"cnn": matrix, "nme": matrix}, COST, 1.5, num_classes=4)
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def folder(tmp_path: Path) -> RunFolder:
     folder = RunFolder(tmp_path / "run")
     folder.path.mkdir()
     write_atomic(folder.config_file, CONFIG.to_yaml())
-    folder.write(folder.summary_file, make_summary().to_dict())
+    write_json(folder.summary_file, make_summary().to_dict())
     return folder
 
 

@@ -19,6 +19,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from cflat import ConfigError, DataError
+from cflat._files import write_json
 from cflat.cli.main import run_app
 from cflat.config.documents import parse_overrides
 from cflat.config.presets import resolve_config
@@ -330,7 +331,7 @@ def test_a_run_that_is_older_than_a_setting_goes_on_with_its_default(
 ) -> None:
     environment = stopped.load_environment()
     del environment["identity"]["train.accumulate"]
-    stopped.write(stopped.environment_file, environment)
+    write_json(stopped.environment_file, environment)
     rewrite(stopped, lambda state: state["identity"].pop("train.accumulate"))
     text = stopped.config_file.read_text()
     assert "accumulate: 1" in text
@@ -345,7 +346,7 @@ def test_a_run_that_is_older_than_a_setting_goes_on_with_its_default(
 def test_a_run_of_the_first_release_is_said_to_be_one(stopped: RunFolder) -> None:
     environment = stopped.load_environment()
     del environment["format"]
-    stopped.write(stopped.environment_file, environment)
+    write_json(stopped.environment_file, environment)
     with pytest.raises(DataError, match="was started by another version of cflat"):
         resume(stopped.path)
 

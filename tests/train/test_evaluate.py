@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from cflat.data import Batch, build_stream, eval_transform, load_dataset
 from cflat.methods import Loss, Method, StreamInfo
-from cflat.train.evaluate import count_correct
+from cflat.train.evaluate import Extractor
 from runs import IMAGE_SIZE, cpu
 
 
@@ -42,7 +42,7 @@ def test_test_images_come_class_by_class_as_in_pilot() -> None:
     )  # else nothing is shown
     images = stream.seen_test(1)
     method = Listener(dict(zip(images.rows.tolist(), images.labels.tolist(), strict=True)))
-    counts = count_correct(method, stream, 1, eval_transform("none", IMAGE_SIZE), 4, cpu())
+    counts = Extractor(method, eval_transform("none", IMAGE_SIZE), 4, cpu()).count_correct(stream, 1)
     assert counts == {"logits": [30, 30]}
     seen = [label for labels in method.labels for label in labels]
     assert seen == sorted(seen)

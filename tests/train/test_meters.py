@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import pytest
 import torch
 
@@ -36,8 +38,7 @@ def test_phases_add_up_and_survive_a_restart() -> None:
     telemetry.sharpness.refreshed = 3
     for _ in range(2):
         meter.add_phase(telemetry, flops_per_step=10.0, flops_per_evaluation=100.0)
-    again = CostMeter()
-    again.load(meter.state())
+    again = CostMeter(**asdict(meter))
     assert again == meter
     cost = again.summary()
     assert (cost.evaluations, cost.nonfinite_steps, cost.flops) == (18, 2, 2 * (3 * 10 + 9 * 100))

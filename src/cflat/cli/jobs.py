@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from cflat.runs.interrupts import StopRequest
     from cflat.runs.jobs import Executor, Job
+    from cflat.studies.analyze import Variant
     from cflat.train import Observer
 
 EXECUTORS = ("local", "ray")
@@ -34,16 +35,7 @@ def job_executor(
 ) -> Iterator[Executor]:
     """Own a folder and give the executor of this name; a signal ends the command cleanly, to go on later.
 
-    Args:
-        name: What the user chose.
-        folder: Where the results go; no other process may write there meanwhile.
-        is_silent: Whether to show no progress.
-        gpus: Share of a GPU for each run that uses one; for Ray.
-        stays: Whether jobs come in several batches, so that Ray should stay in between.
-
-    Raises:
-        ConfigError: If there is no such executor.
-        DataError: If another process works in the folder.
+    With Ray, ``gpus`` is the share of a GPU for each run, and ``stays`` keeps it between batches of jobs.
     """
     require_known("executor", name, EXECUTORS)
     from cflat.cli.progress import close_all, make_progress
@@ -97,6 +89,12 @@ def stoppable(how_to_go_on: str = "Run the same command again to continue.") -> 
     except StateNotSaved as error:
         note(f"cflat: {error}")
         raise typer.Exit(NOT_SAVED) from None
+
+
+def tell_variant(variant: Variant, index: int, total: int, *, is_silent: bool) -> None:
+    """Say which run of an analysis is trained now."""
+    if not is_silent:
+        note(f"[{index + 1}/{total}] training {variant.name}{', watched' if variant.is_recorded else ''}")
 
 
 def _tell_each(executor: Executor, jobs: Sequence[Job]) -> Iterator[Job]:

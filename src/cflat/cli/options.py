@@ -13,6 +13,7 @@ import typer
 from cflat._errors import ConfigError
 
 Command = TypeVar("Command", bound=Callable[..., None])
+N = TypeVar("N", int, float)
 MAX_WORD = 40
 """Characters of a part of a folder's name; file systems allow 255 bytes in all."""
 
@@ -21,16 +22,12 @@ Weights = Annotated[str | None, typer.Option(help="Weights of the backbone: a fi
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress")]
 Overrides = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="KEY=VALUE", help="Any key, for example train.epochs=5 optimizer.rho=0.1"),
+    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Any key, for example train.epochs=5 optimizer.rho=0.1")
 ]
 _RUN = typer.Argument(metavar="DIR | KEY=VALUE ...", help="A run directory, or the settings of a new run")
 
 SETTINGS: dict[str, tuple[str, Any]] = {
-    "method": (
-        "method",
-        Annotated[str | None, typer.Option("--method", "-m", help="Method; see: cflat list methods")],
-    ),
+    "method": ("method", Annotated[str | None, typer.Option("--method", "-m", help="Method; see: cflat list methods")]),
     "data": (
         "data.name",
         Annotated[
@@ -63,13 +60,9 @@ _CONFIG = Annotated[Path | None, typer.Option("--config", "-c", help="YAML or JS
 
 
 def takes_settings(*names: str, file: bool = True) -> Callable[[Command], Command]:
-    """Let a command take some of `SETTINGS`, a file and ``KEY=VALUE`` words; its first argument is their layer.
+    """Let a command take some of `SETTINGS`, ``--config`` and ``KEY=VALUE`` words; its first argument is their layer.
 
     A command with a parameter ``folders`` gets there the words that are no ``KEY=VALUE``.
-
-    Args:
-        names: Of the options, in the order of the help.
-        file: Whether ``--config`` is one of them.
     """
 
     def decorate(command: Command) -> Command:
@@ -120,16 +113,13 @@ def comma_names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-def comma_numbers(option: str, text: str) -> list[int]:
-    """Return the whole numbers of a list with commas.
-
-    Raises:
-        ConfigError: Naming the option.
-    """
+def comma_numbers(option: str, text: str, kind: type[N] = int) -> list[N]:
+    """Return the numbers of a list with commas, whole ones unless told otherwise."""
     try:
-        return [int(number) for number in comma_names(text)]
+        return [kind(number) for number in comma_names(text)]
     except ValueError:
-        raise ConfigError(f"{option} must be whole numbers separated by commas, got {text!r}.") from None
+        what = "whole numbers" if kind is int else "numbers"
+        raise ConfigError(f"{option} must be {what} separated by commas, got {text!r}.") from None
 
 
 def safe_name(*parts: object) -> str:

@@ -9,14 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from cflat.cli.output import percent
 from cflat.data import Outline, Task
@@ -30,13 +23,7 @@ LINE_SECONDS = 10.0
 
 
 def make_progress(label: str = "", *, every_epoch: bool = True, folder: Path | None = None) -> Observer:
-    """Return the observer that suits where standard error goes.
-
-    Args:
-        label: Put before everything.
-        every_epoch: Whether lines tell of epochs, too.
-        folder: The run directory, which knows the names of the classes.
-    """
+    """Return the observer that suits where standard error goes; ``folder`` knows the names of the classes."""
     return BarProgress(label, folder) if sys.stderr.isatty() else LineProgress(label, folder, every_epoch=every_epoch)
 
 
@@ -56,18 +43,15 @@ class RunClock:
     """
 
     def __init__(self) -> None:
-        self._start(1, 0)
+        self.on_run_start(1, 0)
 
-    def _start(self, num_tasks: int, first_task: int) -> None:
+    def on_run_start(self, num_tasks: int, first_task: int) -> None:
+        """Begin to count."""
         self.num_tasks = num_tasks
         self.fraction = self._first = first_task / num_tasks
         self._since = time.monotonic()
         self._phases: list[str] = []
         self._num_phases = 1
-
-    def on_run_start(self, num_tasks: int, first_task: int) -> None:
-        """Begin to count."""
-        self._start(num_tasks, first_task)
 
     def on_step(self, event: StepEvent) -> None:
         """Move on within a task."""

@@ -25,11 +25,7 @@ def check_together(
     base: BaseSettings,
     runtime: RuntimeSettings,
 ) -> None:
-    """Refuse parts that do not go together.
-
-    Raises:
-        ConfigError: With the keys and what to change.
-    """
+    """Refuse parts that do not go together."""
     spec = dataset_spec(data.name)
     _check_backbone(method, backbone)
     _check_vectors(backbone, spec)

@@ -36,22 +36,14 @@ class Choice:
 
 
 def parse_method(values: object) -> Choice:
-    """Return the chosen method.
-
-    Raises:
-        ConfigError: If the name is unknown or a setting is wrong.
-    """
+    """Return the chosen method."""
     name, own = _split(values, "method")
     spec = get_method_spec(name)
     return Choice(spec.name, parse_section(spec.config, own, "method"))
 
 
 def parse_optimizer(values: object) -> Choice:
-    """Return the chosen optimizer; its own checks decide about ranges.
-
-    Raises:
-        ConfigError: If the name is unknown or a setting is wrong.
-    """
+    """Return the chosen optimizer; its own checks decide about ranges."""
     name, own = _split(values, "optimizer")
     spec = get_optimizer_spec(name)
     choice = Choice(spec.name, parse_section(optimizer_config(spec.name), own, "optimizer"))
@@ -74,11 +66,7 @@ def optimizer_config(name: str) -> type[Any]:
 
 
 def _keyword_hints(cls: Any, defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the types of an optimizer's keywords.
-
-    Raises:
-        ConfigError: If a keyword has no type or no default: the command line could not read a value for it.
-    """
+    """Return the types of an optimizer's keywords; the command line can read a value only where there is one."""
     try:
         hints = get_type_hints(cls.__init__, include_extras=True)
     except NameError as error:
@@ -98,20 +86,13 @@ def own_settings(shared: Mapping[str, Any], name: str) -> dict[str, Any]:
 
     >>> own_settings({"rho": 0.1}, "sam"), own_settings({"rho": 0.1}, "none")
     ({'name': 'sam', 'rho': 0.1}, {'name': 'none'})
-
-    Raises:
-        ConfigError: If there is no such optimizer.
     """
     known = _settings_of(name)
     return {"name": name, **{key: value for key, value in shared.items() if key in known}}
 
 
 def require_shared_settings(keys: Iterable[str], names: Iterable[str]) -> None:
-    """Refuse a setting that none of several optimizers has: it would be passed over everywhere.
-
-    Raises:
-        ConfigError: If a setting or an optimizer is unknown.
-    """
+    """Refuse a setting that none of several optimizers has: it would be passed over everywhere."""
     known = list(dict.fromkeys(key for name in names for key in ("name", *_settings_of(name))))
     for key in keys:
         if key not in known:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -57,7 +58,7 @@ def _preset_option(config: RunConfig) -> str | None:
 
 
 def _overrides_of(config: RunConfig) -> dict[str, Any] | None:
-    """Return the keys in which a configuration differs from its preset."""
+    """Return the keys in which a configuration differs from its preset; None if no keys lead there."""
     start: Layer = {
         "method": {"name": config.method.name},
         "data": {"name": config.data.name},
@@ -65,12 +66,7 @@ def _overrides_of(config: RunConfig) -> dict[str, Any] | None:
         "preset": _preset(config),
         "seed": config.seed,
     }
-    return _overrides(start, {**config.to_dict(), "preset": _preset(config)})
-
-
-def _overrides(start: Layer, wanted: Layer) -> dict[str, Any] | None:
-    """Return the keys to add to ``start`` so that it resolves to ``wanted``."""
-    target = flatten(wanted)
+    target = flatten({**config.to_dict(), "preset": _preset(config)})
     overrides: dict[str, Any] = {}
     for _ in range(MAX_ROUNDS):
         layer = parse_overrides([f"{key}={_text(value)}" for key, value in overrides.items()])
@@ -91,14 +87,7 @@ def _overrides(start: Layer, wanted: Layer) -> dict[str, Any] | None:
 
 def _text(value: Any) -> str:
     """Return a value as the command line reads it back."""
-    if isinstance(value, str) and _reread(value) == value:
-        return value
+    with suppress(ConfigError):
+        if isinstance(value, str) and parse_overrides([f"key={value}"])["key"] == value:
+            return value
     return json.dumps(value)
-
-
-def _reread(text: str) -> Any:
-    """Read one YAML value; None if it is none."""
-    try:
-        return parse_overrides([f"key={text}"])["key"]
-    except ConfigError:
-        return None

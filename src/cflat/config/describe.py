@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from types import UnionType
@@ -29,11 +30,7 @@ class Key:
 
 
 def describe_keys(of: str | None = None) -> list[Key]:
-    """Return the keys that all runs share, or those of one method or optimizer.
-
-    Raises:
-        ConfigError: If there is no method or optimizer of that name.
-    """
+    """Return the keys that all runs share, or those of one method or optimizer."""
     if of is None:
         return [key for section, cls in SECTIONS.items() for key in _of_settings(section, cls)]
     methods, optimizers = list_methods(), list_optimizers()
@@ -49,13 +46,7 @@ def markdown_keys() -> str:
     """Return the keys that all runs share as a Markdown table; ``docs/configuration.md`` holds it."""
     lines = ["| key | default | meaning |", "|---|---|---|"]
     for key in describe_keys():
-        default = (
-            "null"
-            if key.default is None
-            else str(key.default).lower()
-            if isinstance(key.default, bool)
-            else key.default
-        )
+        default = key.default if isinstance(key.default, str) else json.dumps(key.default)
         lines.append(f"| `{key.path}` | `{default}` | {key.meaning.replace('``', '`').replace('|', '/')} |")
     return "\n".join(lines) + "\n"
 
@@ -67,7 +58,8 @@ def _of_settings(section: str, cls: type[Any]) -> Iterator[Key]:
     meanings = {name: info.description for fields in own for name, info in fields.items() if info.description}
     for name, info in cls.__pydantic_fields__.items():
         meaning = " ".join(meanings.get(name, "").split())
-        yield Key(f"{section}.{name}", _type_name(info.annotation), _plain(info.default), meaning)
+        default = list(info.default) if isinstance(info.default, tuple) else info.default
+        yield Key(f"{section}.{name}", _type_name(info.annotation), default, meaning)
 
 
 def _of_optimizer(name: str) -> Iterator[Key]:
@@ -107,7 +99,3 @@ def _type_name(hint: Any) -> str:
     if kind is tuple:
         return f"list of {_type_name(members[0])}"
     return "null" if hint is type(None) else str(getattr(hint, "__name__", hint))
-
-
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value

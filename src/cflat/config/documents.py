@@ -23,25 +23,12 @@ MAX_BYTES = 1 << 20
 """Of a file; configurations, sweeps and recipes have some thousand."""
 
 
-def parse_scalar(text: str) -> Any:
-    """Read one YAML value.
-
-    >>> parse_scalar("1e-3"), parse_scalar("[1, 2]"), parse_scalar("none"), parse_scalar("null")
-    (0.001, [1, 2], 'none', None)
-    """
-    return load_yaml(text)
-
-
 def read_document(path: str | Path) -> Layer:
-    """Read a YAML or JSON file.
-
-    Raises:
-        ConfigError: If it cannot be read or is no mapping.
-    """
+    """Read a YAML or JSON file."""
     path = Path(path)
     try:
         text = read_text(path, MAX_BYTES)
-        document = json.loads(text) if path.suffix.lower() == ".json" else parse_scalar(text)
+        document = json.loads(text) if path.suffix.lower() == ".json" else load_yaml(text)
     except OSError as error:
         raise ConfigError(f"The configuration {str(path)!r} cannot be read: {error.strerror or error}.") from error
     except (ValueError, RecursionError, yaml.YAMLError) as error:
@@ -66,7 +53,7 @@ def parse_overrides(arguments: Sequence[str]) -> Layer:
         if not equals or not all(key.split(".")):
             raise ConfigError(f"Expected key=value, for example train.epochs=5, got {argument!r}.")
         try:
-            value = parse_scalar(text)
+            value = load_yaml(text)
         except (ValueError, RecursionError, yaml.YAMLError) as error:
             raise ConfigError(f"The value of {key!r} is not valid YAML: {_one_line(error)}.") from error
         layer = merge(layer, nested(key, value))

@@ -45,9 +45,6 @@ def resolve_config(user: Mapping[str, Any]) -> RunConfig:
 
     Args:
         user: Values by section, from files and command line; at least a method and a dataset.
-
-    Raises:
-        ConfigError: If something is unknown, wrong, or missing.
     """
     chosen = merge({"optimizer": {"name": "none"}}, require_mapping(user, "The configuration"))
     method = get_method_spec(_name(chosen, "method"))
@@ -58,9 +55,11 @@ def resolve_config(user: Mapping[str, Any]) -> RunConfig:
     wanted = backbone.get("name") if isinstance(backbone, Mapping) else None
     defaults = preset_layer(preset, method, data, wanted)
     defaults["optimizer"] = _optimizer(preset, chosen, method.name)
-    _drop_rivals(defaults["method"], chosen["method"])
+    if isinstance(chosen["method"], Mapping) and any(key in chosen["method"] for key in BUDGETS):
+        for key in BUDGETS:  # the user's takes the place of the preset's
+            defaults["method"].pop(key, None)
     config = parse_config(merge(defaults, {"preset": preset}, chosen))
-    _require_weights(config, method, backbone)
+    _require_weights(config, backbone)
     return config
 
 
@@ -166,7 +165,7 @@ def _optimizer(preset: str, chosen: Mapping[str, Any], method: str) -> Layer:
     return {"name": spec.name, "rho": RHO.get(method, USUAL_RHO), **printed}
 
 
-def _require_weights(config: RunConfig, method: MethodSpec, backbone: Any) -> None:
+def _require_weights(config: RunConfig, backbone: Any) -> None:
     is_vit = backbone_family(config.backbone.name) == "vit" and config.backbone.name != "vit_smoke"
     is_silent = not isinstance(backbone, Mapping) or "weights" not in backbone
     if is_vit and is_silent:
@@ -183,21 +182,10 @@ def radius_of(config: RunConfig) -> float:
     return usual if own is None or get_optimizer_spec(config.optimizer.name).has_own_radius else float(own)
 
 
-def _drop_rivals(defaults: Layer, chosen: Any) -> None:
-    """Forget the preset's memory budget if the user gives one."""
-    if isinstance(chosen, Mapping) and any(key in chosen for key in BUDGETS):
-        for key in BUDGETS:
-            defaults.pop(key, None)
-
-
 def _name(chosen: Mapping[str, Any], section: str) -> str:
     value = chosen.get(section)
     name = value.get("name") if isinstance(value, Mapping) else value
     if not isinstance(name, str):
-        raise ConfigError(
-            f"{section}.name must be given, for example --{section} {_EXAMPLE[section]}; got {quote(name)}."
-        )
+        example = {"method": "icarl", "data": "digits"}[section]
+        raise ConfigError(f"{section}.name must be given, for example --{section} {example}; got {quote(name)}.")
     return name
-
-
-_EXAMPLE = {"method": "icarl", "data": "digits"}

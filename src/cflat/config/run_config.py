@@ -66,11 +66,7 @@ class RunConfig:
 
 
 def parse_config(values: Mapping[str, Any]) -> RunConfig:
-    """Check a configuration; what is not given keeps the default of its section.
-
-    Raises:
-        ConfigError: If a key is unknown, a value is wrong, or parts do not go together.
-    """
+    """Check a configuration; what is not given keeps the default of its section."""
     given = require_mapping(values, "The configuration")
     sections = {key: _section(given, key) for key in ("method", "optimizer", *SECTIONS)}
     sections["backbone"] = _read_normalize(sections["backbone"])

@@ -30,6 +30,7 @@ WORDS = {
 TRUTHS = {"yes": True, "on": True, "no": False, "off": False}
 """Text in YAML 1.2; truth values where a key accepts nothing else."""
 
+_hints, _adapter = cache(get_type_hints), cache(TypeAdapter)
 _repr = reprlib.Repr()
 _repr.maxstring = _repr.maxother = 80
 
@@ -40,11 +41,7 @@ def quote(value: object) -> str:
 
 
 def require_mapping(values: object, path: str) -> Mapping[str, Any]:
-    """Return ``values`` if it is a section: keys that are text.
-
-    Raises:
-        ConfigError: If it is something else.
-    """
+    """Return ``values`` if it is a section: keys that are text."""
     if not isinstance(values, Mapping):
         raise ConfigError(f"{path} must hold keys and values, got {quote(values)}.")
     for key in values:
@@ -56,13 +53,7 @@ def require_mapping(values: object, path: str) -> Mapping[str, Any]:
 def parse_section(cls: type[Any], values: object, path: str) -> Any:
     """Return the settings ``cls`` with these values; what is not given keeps its default.
 
-    Args:
-        cls: A class made by `cflat._settings.settings`.
-        values: What was read from a file or typed.
-        path: Name of the section in messages; empty for the whole configuration.
-
-    Raises:
-        ConfigError: If a key is unknown, a value has the wrong type, or a number is out of range.
+    ``path`` is the name of the section in messages, empty for the whole configuration.
     """
     section = require_mapping(values, path or "The configuration")
     prefix = f"{path}." if path else ""
@@ -78,16 +69,6 @@ def parse_section(cls: type[Any], values: object, path: str) -> Any:
         return _adapter(cls).validate_python(read)  # type: ignore[arg-type]
     except ValidationError as error:
         raise ConfigError(_explain(error, prefix)) from None
-
-
-@cache
-def _hints(cls: type[Any]) -> dict[str, Any]:
-    return get_type_hints(cls)
-
-
-@cache
-def _adapter(cls: type[Any]) -> TypeAdapter[Any]:
-    return TypeAdapter(cls)
 
 
 def _nested(value: Any, hint: Any, path: str) -> Any:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import reduce
+from operator import getitem
 from typing import Any
 
 from cflat._errors import ConfigError
@@ -46,9 +48,6 @@ def parse_variant(text: str) -> Variant:
 
     >>> parse_variant("c_flat_turbo:rules=steady:base.lr=0.01").settings
     {'optimizer.rules': 'steady', 'base.lr': 0.01}
-
-    Raises:
-        ConfigError: If the optimizer is unknown or a setting is no key=value.
     """
     name, *parts = re.split(f":{_OUTSIDE_BRACKETS}", str(text).strip())
     name = get_optimizer_spec(name).name
@@ -60,7 +59,7 @@ def parse_variant(text: str) -> Variant:
             raise ConfigError(
                 f"An optimizer with settings is written as c_flat_turbo:rules=steady:k=10, each key once, got {text!r}."
             )
-        settings[key] = _value(parse_overrides([f"{key}={value}"]), key)
+        settings[key] = reduce(getitem, key.split("."), parse_overrides([f"{key}={value}"]))
     return Variant(name, settings, ":".join([name, *(part.strip() for part in parts)]))
 
 
@@ -71,10 +70,3 @@ def list_variants(text: str) -> list[str]:
     ['none', 'sam:rho=0.1', 'none:base.milestones=[2,4]']
     """
     return [entry.strip() for entry in re.split(f",{_OUTSIDE_BRACKETS}", text) if entry.strip()]
-
-
-def _value(layer: Layer, key: str) -> Any:
-    value: Any = layer
-    for part in key.split("."):
-        value = value[part]
-    return value

@@ -47,11 +47,7 @@ def _known(key: str, value: Any, begun: Mapping[str, Any]) -> Any:
 
 
 def change_config(config: RunConfig, layer: Mapping[str, Any]) -> RunConfig:
-    """Lay settings over the configuration of a run that is to go on.
-
-    Raises:
-        ConfigError: Naming the first setting that would make it another run.
-    """
+    """Lay settings over the configuration of a run that is to go on; one that makes it another run is refused."""
     changed = parse_config(merge(config.to_dict(), layer))
     before, after = identity(config), identity(changed)
     for key in (*after, *before):

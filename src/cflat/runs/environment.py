@@ -14,6 +14,7 @@ import torch
 import cflat
 
 PACKAGES = ("torch", "torchvision", "timm", "lightning-fabric", "numpy", "scipy", "scikit-learn", "pydantic")
+"""Those that can change a result."""
 
 
 def describe_environment() -> dict[str, Any]:
@@ -22,7 +23,7 @@ def describe_environment() -> dict[str, Any]:
         "cflat": cflat.__version__,
         "source": _source(),
         "python": platform.python_version(),
-        "packages": package_versions(),
+        "packages": {name: _version(name) for name in PACKAGES},
         "system": platform.system(),
         "machine": platform.machine(),
         "cpus": os.cpu_count(),
@@ -31,11 +32,6 @@ def describe_environment() -> dict[str, Any]:
         "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
         "cuda": torch.version.cuda if torch.cuda.is_available() else None,
     }
-
-
-def package_versions() -> dict[str, str | None]:
-    """Return the installed version of each package that can change a result."""
-    return {name: _version(name) for name in PACKAGES}
 
 
 def _version(name: str) -> str | None:
@@ -58,16 +54,14 @@ def _source() -> dict[str, Any] | None:
     if not (root / ".git").exists():
         return None
     commit = _git(root, "rev-parse", "HEAD")
-    return (
-        None if commit is None else {"commit": commit, "is_modified": bool(_git(root, "status", "--porcelain", "-uno"))}
-    )
+    if commit is None:
+        return None
+    return {"commit": commit, "is_modified": bool(_git(root, "status", "--porcelain", "-uno"))}
 
 
 def _git(root: Path, *arguments: str) -> str | None:
+    command = ["git", "-C", str(root), *arguments]
     try:
-        done = subprocess.run(
-            ["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=10, check=True
-        )
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip()

@@ -28,11 +28,7 @@ class TrainingDiverged(ConfigError):
 
 @contextmanager
 def explained(config: RunConfig, folder: Path | None) -> Iterator[None]:
-    """Turn what foreseeably ends a training into a sentence; the traceback goes to ``error.log`` in ``folder``.
-
-    Raises:
-        ConfigError: Instead of what was foreseen; everything else passes.
-    """
+    """Turn what foreseeably ends a training into a `ConfigError`; the traceback goes to ``error.log`` in ``folder``."""
     try:
         yield
     except CFlatError:
@@ -52,11 +48,7 @@ def explained(config: RunConfig, folder: Path | None) -> Iterator[None]:
 
 @contextmanager
 def in_company(config: RunConfig) -> Iterator[None]:
-    """Say in a sentence that another rank has ended or stalled; what it died of is not known here.
-
-    Raises:
-        RankLost: Instead of what torch's process groups raise.
-    """
+    """Say by a `RankLost` that another rank has ended or stalled; what it died of is not known here."""
     try:
         yield
     except Exception as error:
@@ -94,7 +86,8 @@ def _sentence(error: Exception, config: RunConfig) -> tuple[type[ConfigError], s
             "steps stay what they are) or backbone.image_size, or set backbone.checkpointing=true."
         )
     is_numeric = isinstance(error, np.linalg.LinAlgError | torch.linalg.LinAlgError | ArithmeticError)  # type: ignore[attr-defined]
-    if is_numeric or (isinstance(error, ValueError | RuntimeError) and _speaks_of(NOT_FINITE, text)):
+    speaks_of_it = any(f" {word}" in f" {text.lower()}" for word in NOT_FINITE)
+    if is_numeric or (isinstance(error, ValueError | RuntimeError) and speaks_of_it):
         first = "" if config.base.first_lr is None else f" and base.first_lr, now {config.base.first_lr:g}"
         return TrainingDiverged, (
             f"The training has diverged: weights or features are no longer finite, or too large. "
@@ -104,8 +97,3 @@ def _sentence(error: Exception, config: RunConfig) -> tuple[type[ConfigError], s
         advice = "raise train.batch_size or give the task more images"
         return ConfigError, f"BatchNorm needs at least two images in a batch; {advice}."
     return ConfigError, f"The run cannot continue: {text.rstrip('.')}." if isinstance(error, ValueError) else None
-
-
-def _speaks_of(words: tuple[str, ...], text: str) -> bool:
-    padded = f" {text.lower()} "
-    return any(f" {word}" in padded for word in words)

@@ -23,8 +23,8 @@ from cflat._files import make_folder, write_atomic
 from cflat.config.checks import backbone_family
 from cflat.config.documents import merge
 from cflat.config.run_config import RunConfig, parse_config
-from cflat.data import BatchLoader, Dataset, ImageSet, Transform, eval_transform, load_dataset, vector_size
-from cflat.nn.backbone import Backbone
+from cflat.data import BatchLoader, Dataset, eval_transform, load_dataset, vector_size
+from cflat.runs.folder import require_writable
 from cflat.runs.run import check_devices, make_backbone, open_dataset
 from cflat.train import Runtime
 
@@ -53,11 +53,6 @@ class FeaturesOrigin:
         """A short name that no other origin has."""
         return hashlib.blake2b(json.dumps(asdict(self), sort_keys=True).encode(), digest_size=4).hexdigest()
 
-    def differences(self, other: FeaturesOrigin) -> list[str]:
-        """Return the names of what is not the same."""
-        mine, theirs = asdict(self), asdict(other)
-        return [name for name in mine if mine[name] != theirs[name]]
-
 
 @dataclass(frozen=True)
 class Features:
@@ -78,13 +73,9 @@ class Features:
 
 
 def features_config(chosen: Mapping[str, Any]) -> RunConfig:
-    """Complete and check what a user has chosen; inputs are normalised as the weights expect unless it says otherwise.
+    """Complete and check the sections ``data``, ``backbone`` and ``runtime`` that a user has chosen.
 
-    Args:
-        chosen: Values of the sections ``data``, ``backbone`` and ``runtime``.
-
-    Raises:
-        ConfigError: If something is unknown, wrong, missing, or of another section.
+    Inputs are normalised as the weights expect unless they say otherwise.
     """
     for key in chosen:
         if key not in SECTIONS:
@@ -134,17 +125,25 @@ def make_features(
         weights=_hash_weights(backbone),
         inputs=repr(transform.stages),
     )
-    path = out or Path("features") / f"{_plain_name(data.name)}-{config.backbone.name}-{origin.key}.npz"
+    plain_name = data.name.replace(":", "-").replace("/", "-").strip("-.")
+    path = out or Path("features") / f"{plain_name}-{config.backbone.name}-{origin.key}.npz"
     if path.exists():
         _require_same(path, origin)
-        found = load_dataset(f"features:{path}")
-        return _describe(path, origin, found, is_new=False)
-    _require_folder(path.parent)
+        return _describe(path, origin, is_new=False)
+    make_folder(path.parent)
+    require_writable(path.parent)  # before anything is computed for it
     backbone.to(runtime.device).eval()
-    count = _Count(len(dataset.train) + len(dataset.test), tell)
+    num_done, total = 0, len(dataset.train) + len(dataset.test)
     arrays: dict[str, Any] = {}
     for split, images in (("train", dataset.train), ("test", dataset.test)):
-        arrays[f"x_{split}"] = _extract(backbone, images, transform, batch_size, runtime, count)
+        arrays[f"x_{split}"] = features = np.empty((len(images), backbone.feature_dim), dtype=np.float32)
+        position = 0
+        for batch in BatchLoader(images, transform, batch_size, shuffle=False, device=runtime.device):
+            with torch.no_grad(), runtime.autocast():
+                features[position : position + len(batch)] = backbone(batch.images).float().cpu().numpy()
+            position += len(batch)
+            tell(num_done + position, total)
+        num_done += len(images)
         arrays[f"y_{split}"] = images.labels
         arrays |= {} if images.domains is None else {f"domain_{split}": images.domains}
     arrays["class_names"] = np.asarray(dataset.class_names)
@@ -152,40 +151,11 @@ def make_features(
     arrays |= {} if dataset.split is None else {"split": np.asarray(dataset.split)}
     arrays["origin"] = np.asarray(json.dumps(asdict(origin)))
     write_atomic(path, lambda file: np.savez(file, **arrays))
-    return _describe(path, origin, load_dataset(f"features:{path}"), is_new=True)
+    return _describe(path, origin, is_new=True)
 
 
-class _Count:
-    """Images done, over both splits."""
-
-    def __init__(self, total: int, tell: Callable[[int, int], None]) -> None:
-        self.done, self.total, self.tell = 0, total, tell
-
-    def add(self, num: int) -> None:
-        self.done += num
-        self.tell(self.done, self.total)
-
-
-@torch.no_grad()
-def _extract(
-    backbone: Backbone,
-    images: ImageSet,
-    transform: Transform,
-    batch_size: int,
-    runtime: Runtime,
-    count: _Count,
-) -> np.ndarray[Any, np.dtype[np.float32]]:
-    features = np.empty((len(images), backbone.feature_dim), dtype=np.float32)
-    done = 0
-    for batch in BatchLoader(images, transform, batch_size, shuffle=False, device=runtime.device):
-        with runtime.autocast():
-            features[done : done + len(batch)] = backbone(batch.images).float().cpu().numpy()
-        done += len(batch)
-        count.add(len(batch))
-    return features
-
-
-def _describe(path: Path, origin: FeaturesOrigin, dataset: Dataset, *, is_new: bool) -> Features:
+def _describe(path: Path, origin: FeaturesOrigin, *, is_new: bool) -> Features:
+    dataset = load_dataset(f"features:{path}")
     size = vector_size(dataset.train)
     assert size is not None
     return Features(path, origin, len(dataset.train), len(dataset.test), size, is_new)
@@ -209,31 +179,15 @@ def _hash_weights(network: nn.Module) -> str:
 
 
 def _require_same(path: Path, origin: FeaturesOrigin) -> None:
-    """Refuse a file that holds something else.
-
-    Raises:
-        DataError: Saying what differs.
-    """
+    """Refuse a file that holds something else."""
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             before = FeaturesOrigin(**json.loads(str(archive["origin"])))
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
         raise DataError(f"{str(path)!r} is not a features file; choose another --out.") from error
-    changed = origin.differences(before)
+    changed = [name for name, value in asdict(origin).items() if value != getattr(before, name)]
     if changed:
         raise DataError(
             f"{str(path)!r} holds other features (not the same: {', '.join(changed)}); "
             "choose another --out, or delete it."
         )
-
-
-def _require_folder(folder: Path) -> None:
-    """Make the folder of a file, before anything is computed for it."""
-    make_folder(folder)
-    probe = folder / ".probe"
-    write_atomic(probe, b"")
-    probe.unlink()
-
-
-def _plain_name(data: str) -> str:
-    return data.replace(":", "-").replace("/", "-").strip("-.")

@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from cflat._errors import CFlatError, DataError
-from cflat._files import plain_values, read_text, write_json
+from cflat._files import plain_values, read_text, write_atomic
 from cflat.config.documents import read_document
 from cflat.config.run_config import RunConfig, parse_config
 from cflat.config.validation import parse_section
 from cflat.data import Outline, Split
 from cflat.metrics import METRICS, AccuracyMatrix
 from cflat.runs.changes import identity
-from cflat.train import Cost, EpochRecord, Observer, RunResult, TaskRecord
+from cflat.train import Cost, EpochRecord, Observer, TaskRecord
 
 COSTS = (
     "images_per_second",
@@ -64,11 +64,7 @@ class RunSummary:
         return self.on(self.split)
 
     def on(self, split: Split) -> AccuracyMatrix:
-        """Return the accuracies of the method's first score on the images of a split.
-
-        Raises:
-            DataError: If the run was not measured on them.
-        """
+        """Return the accuracies of the method's first score on the images of a split."""
         matrices = self.accuracy if split == "test" else self.validation
         if not matrices:
             raise DataError("This run kept no validation images aside; set data.validation, for example to 0.2.")
@@ -114,11 +110,6 @@ class RunSummary:
         seconds, num_classes = float(values["seconds"]), int(values["num_classes"])
         return cls(config, accuracy, cost, seconds, num_classes, validation)
 
-    @classmethod
-    def of(cls, config: RunConfig, result: RunResult, seconds: float, num_classes: int) -> RunSummary:
-        """Return the summary of what the trainer returned."""
-        return cls(config, result.accuracy, result.cost, seconds, num_classes, result.validation)
-
 
 def _accuracies(matrices: Mapping[str, AccuracyMatrix]) -> dict[str, Any]:
     """Return the accuracies of the headline score, and the counts behind those of every score."""
@@ -137,62 +128,36 @@ def _numbers(matrix: AccuracyMatrix) -> dict[str, float]:
     return matrix.summary() if matrix.num_stages else dict.fromkeys(METRICS, float("nan"))
 
 
-@dataclass(frozen=True)
+@dataclass
 class RunFolder:
     """A run directory."""
 
     path: Path
 
-    @property
-    def config_file(self) -> Path:
+    def __post_init__(self) -> None:
+        path = self.path
+        self.config_file = path / "config.yaml"
         """The resolved configuration."""
-        return self.path / "config.yaml"
-
-    @property
-    def environment_file(self) -> Path:
+        self.environment_file = path / "env.json"
         """Versions, machine and data."""
-        return self.path / "env.json"
-
-    @property
-    def stream_file(self) -> Path:
+        self.stream_file = path / "stream.json"
         """Tasks and class names."""
-        return self.path / "stream.json"
-
-    @property
-    def metrics_file(self) -> Path:
+        self.metrics_file = path / "metrics.jsonl"
         """One line per epoch and per task."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def checkpoints(self) -> Path:
+        self.checkpoints = path / "checkpoints"
         """Folder of the states to go on from."""
-        return self.path / "checkpoints"
-
-    @property
-    def summary_file(self) -> Path:
+        self.summary_file = path / "summary.json"
         """The result; absent until the run is done."""
-        return self.path / "summary.json"
-
-    @property
-    def diverged_file(self) -> Path:
+        self.diverged_file = path / "diverged.json"
         """What is said about a training that has diverged, where that counts as a result."""
-        return self.path / "diverged.json"
 
     @property
     def is_finished(self) -> bool:
         """Whether there is a result."""
         return self.summary_file.is_file()
 
-    def write(self, file: Path, values: Mapping[str, Any]) -> None:
-        """Write a JSON file; NaN becomes null."""
-        write_json(file, values)
-
     def load_config(self) -> RunConfig:
-        """Read the configuration.
-
-        Raises:
-            DataError: If this is no run directory, or another version's.
-        """
+        """Read the configuration."""
         if not self.config_file.is_file():
             raise DataError(f"{str(self.path)!r} is not a run directory: it has no config.yaml.")
         try:
@@ -207,11 +172,7 @@ class RunFolder:
         return self._read(self.environment_file)
 
     def load_outline(self) -> Outline | None:
-        """Read tasks and class names; None if the run was made before they were written.
-
-        Raises:
-            DataError: If the file is broken.
-        """
+        """Read tasks and class names; None if the run was made before they were written."""
         if not self.stream_file.is_file():
             return None
         try:
@@ -315,20 +276,24 @@ class MetricsLog(Observer):
         except OSError as error:
             raise DataError(f"{str(self.path)!r} could not be written: {error.strerror}.") from error
 
-    def on_epoch(self, record: EpochRecord) -> None:
+    def on_epoch(self, record: EpochRecord | TaskRecord) -> None:
         """Append the record."""
-        self._append(record)
+        values = plain_values({**asdict(record), "seconds": round(self.seconds, 3)})
+        line = (json.dumps(values, allow_nan=False) + "\n").encode()
+        file = self._require_own_file()
+        try:
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
+        except OSError as error:
+            raise DataError(f"{str(self.path)!r} could not be written: {error.strerror}.") from error
+        self._offset += len(line)
+        self._digest.update(line)
 
-    def on_task_end(self, record: TaskRecord) -> None:
-        """Append the record."""
-        self._append(record)
+    on_task_end = on_epoch
 
     def state(self) -> dict[str, Any]:
-        """Return length and hash of the file and the time spent.
-
-        Raises:
-            DataError: If the file is no longer there, or another.
-        """
+        """Return length and hash of the file, which must still be our own, and the time spent."""
         self._require_own_file()
         return {"offset": self._offset, "digest": self._digest.hexdigest(), "seconds": self.seconds}
 
@@ -342,19 +307,6 @@ class MetricsLog(Observer):
         if self._file is not None:
             self._file.close()
 
-    def _append(self, record: EpochRecord | TaskRecord) -> None:
-        values = plain_values({**asdict(record), "seconds": round(self.seconds, 3)})
-        line = (json.dumps(values, allow_nan=False) + "\n").encode()
-        file = self._require_own_file()
-        try:
-            file.write(line)
-            file.flush()
-            os.fsync(file.fileno())
-        except OSError as error:
-            raise DataError(f"{str(self.path)!r} could not be written: {error.strerror}.") from error
-        self._offset += len(line)
-        self._digest.update(line)
-
     def _require_own_file(self) -> BinaryIO:
         assert self._file is not None, "on_run_start opens the file"
         with suppress(OSError):
@@ -364,12 +316,15 @@ class MetricsLog(Observer):
         raise DataError(f"{str(self.path)!r} was removed or changed by somebody else while the run wrote to it.")
 
 
-def find_runs(root: Path) -> Iterator[RunFolder]:
-    """Yield the run directories at or below a folder, in order of their names; those inside a run belong to it.
+def require_writable(folder: Path) -> None:
+    """Write a file and remove it: what cannot be written is to be known before anything is computed."""
+    probe = folder / ".probe"
+    write_atomic(probe, b"")
+    probe.unlink()
 
-    Raises:
-        DataError: If there is none.
-    """
+
+def find_runs(root: Path) -> Iterator[RunFolder]:
+    """Yield the run directories at or below a folder, in order of their names; those inside a run belong to it."""
     found = sorted(path.parent for path in root.rglob("config.yaml")) if root.is_dir() else []
     if not found:
         raise DataError(f"There is no run directory at or below {str(root)!r}.")

@@ -56,15 +56,8 @@ class Prediction:
 class Predictor:
     """A trained method, ready for new images; no training image is needed.
 
-    Made by `load_predictor`.
-
-    Args:
-        config: The configuration of its run.
-        outline: The tasks of its stream, with the names of their classes.
-        num_tasks: Tasks that it has learned.
-        state: Its state dict.
-        extra: What `Method.extra_state` returned.
-        device: Where to compute; None takes a GPU if there is one.
+    Made by `load_predictor` from the configuration of a run, the tasks of its stream, and what its checkpoint holds of
+    the method. Without a device, it takes a GPU if there is one.
     """
 
     def __init__(
@@ -222,11 +215,7 @@ def _from_run(folder: RunFolder, device: str | torch.device | None) -> Predictor
 
 
 def find_images(places: Sequence[str | Path]) -> list[Path]:
-    """Return the image files at or below some places, in order.
-
-    Raises:
-        DataError: If a place does not exist or holds no image.
-    """
+    """Return the image files at or below some places, in order."""
     found: list[Path] = []
     for place in map(Path, places):
         if not place.exists():

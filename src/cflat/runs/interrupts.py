@@ -6,12 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
-from types import FrameType, TracebackType
-
-
-def _is_launched() -> bool:
-    """Whether torchrun has started this process."""
-    return "TORCHELASTIC_RUN_ID" in os.environ
+from types import FrameType
 
 
 class StopRequest:
@@ -48,16 +43,14 @@ class StopRequest:
                 self._previous[number] = signal.signal(number, self._remember)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._restore()
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
         if self.signal is not None:
             return
         self.signal = number
-        if not _is_launched():
+        if "TORCHELASTIC_RUN_ID" not in os.environ:
             self._restore()
         self.tell()
 

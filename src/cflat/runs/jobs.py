@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from cflat._errors import CFlatError, ConfigError, DataError
+from cflat._files import write_json
 from cflat.config.run_config import RunConfig
 from cflat.runs.failures import TrainingDiverged
 from cflat.runs.folder import RunFolder, RunSummary
@@ -31,11 +32,7 @@ class Job:
 
     @property
     def is_finished(self) -> bool:
-        """Whether its result is there already, from the same configuration.
-
-        Raises:
-            DataError: If the folder holds another run.
-        """
+        """Whether its result is there already; a folder that holds another run is an error."""
         folder = RunFolder(self.out)
         if not folder.config_file.is_file():
             return False
@@ -47,12 +44,7 @@ class Job:
 
 
 class JobsFailed(CFlatError):
-    """Some jobs failed; all others are done.
-
-    Args:
-        failures: Each failed job with the reason, a sentence.
-        num_jobs: Jobs in all.
-    """
+    """Some jobs failed, each with a sentence on the reason; all others are done."""
 
     def __init__(self, failures: Sequence[tuple[Job, str]], num_jobs: int) -> None:
         self.failures = tuple(failures)
@@ -88,10 +80,7 @@ class SerialExecutor:
 
 
 def run_job(
-    job: Job,
-    observers: Sequence[Observer] = (),
-    should_stop: Callable[[], bool] = lambda: False,
-    patience: float = 0.0,
+    job: Job, observers: Sequence[Observer] = (), should_stop: Callable[[], bool] = lambda: False, patience: float = 0.0
 ) -> None:
     """Run one job; one that was started before resumes from its checkpoint.
 
@@ -111,15 +100,11 @@ def run_job(
     except TrainingDiverged as error:
         if not job.may_diverge:
             raise
-        folder.write(folder.diverged_file, {"reason": str(error)})
+        write_json(folder.diverged_file, {"reason": str(error)})
 
 
 def require_one_process(job: Job) -> None:
-    """Refuse a job that several processes would share: they start one command, which here is more than a run.
-
-    Raises:
-        ConfigError: With the keys to change.
-    """
+    """Refuse a job that several processes would share: they start one command, which here is more than a run."""
     runtime = job.config.runtime
     if runtime.num_ranks > 1:
         raise ConfigError(
@@ -129,15 +114,9 @@ def require_one_process(job: Job) -> None:
 
 
 def run_jobs(jobs: Sequence[Job], executor: Executor | None = None) -> list[RunSummary]:
-    """Run the jobs whose results are missing, and return all results in the order of the jobs.
+    """Run the jobs whose results are missing, each to its end, and return all results in the order of the jobs.
 
-    Args:
-        jobs: What to run, each to its end; jobs that share configuration and folder are one run.
-        executor: Where to run; by default here, one after the other.
-
-    Raises:
-        DataError: If a folder holds another run.
-        ConfigError: If two jobs want one folder for different configurations.
+    Jobs that share configuration and folder are one run. Without an executor they run here, one after the other.
     """
     finish_jobs(jobs, executor)
     return [RunFolder(job.out).load_summary() for job in jobs]
@@ -152,12 +131,7 @@ def finish_jobs(jobs: Sequence[Job], executor: Executor | None = None) -> None:
 
 
 def pending_jobs(jobs: Sequence[Job]) -> list[Job]:
-    """Return the jobs whose results are missing, one for each folder.
-
-    Raises:
-        DataError: If a folder holds another run.
-        ConfigError: If two jobs want one folder for different configurations.
-    """
+    """Return the jobs whose results are missing, one for each folder."""
     by_folder: dict[Path, Job] = {}
     for job in jobs:
         if by_folder.setdefault(job.out, job).config != job.config:

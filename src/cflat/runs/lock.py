@@ -61,7 +61,9 @@ def owned(folder: Path, patience: float = 0.0) -> Iterator[None]:
     try:
         _acquire(handle, folder, patience)
         _require_in_place(handle, path)
-        _write(handle, json.dumps(_self()))
+        since = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
+        told = {"process": os.getpid(), "host": platform.node(), "since": since, "command": _command()}
+        _write(handle, json.dumps(told))
         remove_leftovers(folder)
         try:
             yield
@@ -76,11 +78,7 @@ def owned(folder: Path, patience: float = 0.0) -> Iterator[None]:
 
 
 def refuse_if_owned(folder: Path) -> None:
-    """Raise if another process owns a folder; nothing is made or changed.
-
-    Raises:
-        FolderInUse: Naming the owner.
-    """
+    """Raise if another process owns a folder; nothing is made or changed."""
     with suppress(OSError):
         handle = os.open(folder / NAME, os.O_RDWR | getattr(os, "O_CLOEXEC", 0))
         try:
@@ -136,11 +134,6 @@ def _write(handle: int, text: str) -> None:
         os.ftruncate(handle, 0)
         os.lseek(handle, 0, os.SEEK_SET)
         os.write(handle, text.encode(errors="replace"))
-
-
-def _self() -> dict[str, str | int]:
-    now = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
-    return {"process": os.getpid(), "host": platform.node(), "since": now, "command": _command()}
 
 
 def _command() -> str:

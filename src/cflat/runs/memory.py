@@ -16,23 +16,13 @@ from cflat.data import Stream
 from cflat.nn.backbone import Backbone
 from cflat.train import RuntimeSettings, TrainSettings
 
-_MAKERS: tuple[Callable[..., Tensor], ...] = (
-    torch.empty,
-    torch.zeros,
-    torch.ones,
-    torch.full,
-    torch.rand,
-    torch.randn,
-    torch.eye,
-    torch.arange,
-)
+_MAKERS = (torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn, torch.eye, torch.arange)
 
 
 class MemoryLimit(TorchFunctionMode):
     """Refuse new tensors, inside of ``with``, that need more than the free memory all together.
 
-    Args:
-        keys: The settings that decide their size, for the message.
+    ``keys`` are the settings that decide their size, for the message.
     """
 
     def __init__(self, keys: str) -> None:
@@ -57,9 +47,6 @@ def require_batch(backbone: Backbone, train: TrainSettings, runtime: RuntimeSett
     """Refuse a batch that cannot be held even once: images, before and after their transform, and two layers.
 
     Training needs far more; this only finds out what is hopeless.
-
-    Raises:
-        ConfigError: With the keys to lower.
     """
     largest = max(len(task.train) for task in stream.tasks)
     most_tested = max(len(task.test) for task in stream.tasks)

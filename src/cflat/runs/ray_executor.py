@@ -156,12 +156,7 @@ def _outcome(ray: ModuleType, task: Any, job: Job) -> str | None:
 
 
 def _stop(ray: ModuleType, pending: dict[Any, Job]) -> NoReturn:
-    """Let all jobs save and stop.
-
-    Raises:
-        TrainingInterrupted: If they did.
-        StateNotSaved: Naming those that could not.
-    """
+    """Let all jobs save and stop; those that cannot save are named."""
     tasks = list(pending)
     late = _cancel(ray, tasks)
     lost = [f"{pending[task].out}: It does not answer." for task in late]

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from cflat._errors import ConfigError, DataError
-from cflat._files import plain_values, write_atomic
+from cflat._files import plain_values, write_atomic, write_json
 from cflat.config.run_config import RunConfig
 from cflat.config.settings import BackboneSettings, DataSettings
 from cflat.data import (
@@ -33,10 +33,10 @@ from cflat.nn.backbone import Backbone, create_backbone
 from cflat.runs.changes import changed_keys, identity, with_newer_defaults
 from cflat.runs.environment import describe_environment
 from cflat.runs.failures import explained, in_company
-from cflat.runs.folder import MetricsLog, RunFolder, RunSummary
+from cflat.runs.folder import MetricsLog, RunFolder, RunSummary, require_writable
 from cflat.runs.lock import owned, refuse_if_owned
 from cflat.runs.memory import MemoryLimit, require_batch
-from cflat.train import Cost, Inputs, Observer, OptimizerChoice, Runtime, RuntimeSettings, run_stream
+from cflat.train import Inputs, Observer, OptimizerChoice, Runtime, RuntimeSettings, run_stream
 from cflat.train.checkpoint import CheckpointStore, require_same
 from cflat.train.observer import Observers
 from cflat.train.runtime import Part, count_devices, seed_everything
@@ -129,24 +129,20 @@ def run(
             should_stop=should_stop,
             identity=decisive,
         )
-        _warn_of_divergence(config, result.cost)
+        if result.cost.nonfinite_steps > NORMAL_SHARE * result.cost.steps:
+            logger.warning(
+                "%d of %d steps met Inf or NaN and were given up: the training diverges. Lower base.lr, now %g.",
+                result.cost.nonfinite_steps,
+                result.cost.steps,
+                config.base.lr,
+            )
         seconds = 0.0 if log is None else log.seconds
-        summary = RunSummary.of(config, result, seconds, parts.stream.num_classes)
+        num_classes = parts.stream.num_classes
+        summary = RunSummary(config, result.accuracy, result.cost, seconds, num_classes, result.validation)
         is_done = num_tasks is None or num_tasks >= parts.stream.num_tasks
         if own_folder is not None and is_done:
-            own_folder.write(own_folder.summary_file, summary.to_dict())
+            write_json(own_folder.summary_file, summary.to_dict())
         return summary
-
-
-def _warn_of_divergence(config: RunConfig, cost: Cost) -> None:
-    given_up, steps = cost.nonfinite_steps, cost.steps
-    if given_up > NORMAL_SHARE * steps:
-        logger.warning(
-            "%d of %d steps met Inf or NaN and were given up: the training diverges. Lower base.lr, now %g.",
-            given_up,
-            steps,
-            config.base.lr,
-        )
 
 
 def resume(
@@ -158,12 +154,7 @@ def resume(
 
 
 def assemble(config: RunConfig) -> Assembly:
-    """Load the data and build the network; a pure function of the configuration.
-
-    Raises:
-        ConfigError: If parts do not fit together.
-        DataError: If data or weights are missing or broken.
-    """
+    """Load the data and build the network; a pure function of the configuration."""
     stream = make_stream(config)
     info = StreamInfo(config.stream.scenario, stream.num_classes, stream.num_tasks, stream.label_modulus)
     seed_everything(config.seed, Part.BUILD)
@@ -172,10 +163,8 @@ def assemble(config: RunConfig) -> Assembly:
             backbone = make_backbone(config.backbone, vector_size(stream.tasks[0].train))
             require_batch(backbone, config.train, config.runtime, stream)
             method = create_method(config.method.name, backbone, info, config.method.settings)
-        inputs = Inputs(
-            train_transform(config.backbone.inputs, backbone.image_size, backbone.mean, backbone.std),
-            eval_transform(config.backbone.inputs, backbone.image_size, backbone.mean, backbone.std),
-        )
+        recipe = (config.backbone.inputs, backbone.image_size, backbone.mean, backbone.std)
+        inputs = Inputs(train_transform(*recipe), eval_transform(*recipe))
     except ValueError as error:
         raise ConfigError(str(error)) from error
     return Assembly(stream, method, inputs)
@@ -227,11 +216,7 @@ def evaluated_splits(config: RunConfig) -> tuple[Split, ...]:
 
 
 def check_devices(runtime: RuntimeSettings) -> None:
-    """Refuse devices that this machine does not have, and ranks that torchrun has not started.
-
-    Raises:
-        ConfigError: With the key to change.
-    """
+    """Refuse devices that this machine does not have, and ranks that torchrun has not started."""
     devices, _ = count_devices(runtime)
     has_cuda = torch.cuda.is_available()
     if runtime.accelerator == "cuda" and not has_cuda:
@@ -249,11 +234,7 @@ def check_devices(runtime: RuntimeSettings) -> None:
 
 
 def check_folder(folder: RunFolder, is_resumed: bool) -> None:
-    """Find out whether the run directory can be used, and change nothing.
-
-    Raises:
-        DataError: If another process works in it, it holds something already, or no run to go on with.
-    """
+    """Refuse a run directory that cannot be used, and change nothing."""
     path = folder.path
     if is_resumed and not folder.config_file.is_file():
         raise DataError(f"{str(path)!r} holds no run to resume: it has no config.yaml.")
@@ -268,11 +249,7 @@ def check_folder(folder: RunFolder, is_resumed: bool) -> None:
 
 
 def prepare_folder(folder: RunFolder, config: RunConfig, is_resumed: bool) -> None:
-    """Make sure, as the owner of the run directory, that this run can be written there.
-
-    Raises:
-        DataError: If it holds something else meanwhile, or cannot be written.
-    """
+    """Make sure, as the owner of the run directory, that this run can be written there."""
     if is_resumed:
         _require_same_run(folder, config)
     elif any(map(_is_content, folder.path.iterdir())):
@@ -280,9 +257,7 @@ def prepare_folder(folder: RunFolder, config: RunConfig, is_resumed: bool) -> No
     if folder.checkpoints.exists() and not folder.checkpoints.is_dir():
         raise DataError(f"{str(folder.checkpoints)!r} must be the folder of checkpoints; move it away.")
     CheckpointStore(folder.checkpoints).remove_leftovers()
-    probe = folder.path / ".probe"
-    write_atomic(probe, b"")
-    probe.unlink()
+    require_writable(folder.path)
 
 
 def _require_same_run(folder: RunFolder, config: RunConfig) -> None:
@@ -318,18 +293,13 @@ def _describe(folder: RunFolder, config: RunConfig, parts: Assembly, is_resumed:
         changes = changed_keys(folder.load_config(), config)
         if changes:
             resumed = [*before.get("resumed_with", []), changes]
-            folder.write(folder.environment_file, {**before, "resumed_with": resumed})
+            write_json(folder.environment_file, {**before, "resumed_with": resumed})
     elif not is_resumed or not any(folder.checkpoints.glob("*.pt")):
-        _write_description(folder, config, parts.stream, fingerprint)
+        write_atomic(folder.config_file, config.to_yaml())  # first: with that it can be resumed
+        write_json(folder.stream_file, Outline.of(parts.stream).to_dict())
+        begun = {"format": FORMAT, "identity": identity(config), "stream": fingerprint}
+        write_json(folder.environment_file, {**describe_environment(), **begun})
     return fingerprint
-
-
-def _write_description(folder: RunFolder, config: RunConfig, stream: Stream, fingerprint: str) -> None:
-    """Write what a resumed run is compared with, its configuration first: with that it can be resumed."""
-    write_atomic(folder.config_file, config.to_yaml())
-    folder.write(folder.stream_file, Outline.of(stream).to_dict())
-    begun = {"format": FORMAT, "identity": identity(config), "stream": fingerprint}
-    folder.write(folder.environment_file, {**describe_environment(), **begun})
 
 
 def _require_space(path: Path, method: Method) -> None:
@@ -347,10 +317,7 @@ def make_backbone(
 ) -> Backbone:
     """Build the network of a configuration, for images or for vectors of a given size.
 
-    Args:
-        settings: Which one, and where its weights are.
-        vector_size: Numbers per vector; None for images.
-        is_filled_later: Whether the caller loads trained weights himself, so that no others are looked for.
+    ``is_filled_later`` says that the caller loads trained weights, so that no others are looked for.
     """
     return create_backbone(
         settings.name,

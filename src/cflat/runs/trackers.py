@@ -67,22 +67,14 @@ TRACKERS: dict[str, Callable[[RunConfig, Path], Tracker]] = {
 
 
 def require_tracker(name: str) -> None:
-    """Refuse a tracker that is unknown or not installed.
-
-    Raises:
-        ConfigError: With the names that are known, or what to install.
-    """
+    """Refuse a tracker that is unknown or not installed."""
     require_known("tracker", name, TRACKERS)
     if find_spec(name) is None:
         raise ConfigError(f"The tracker {name!r} is not installed; run: pip install 'cflat[track]'")
 
 
 def create_tracker(name: str, config: RunConfig, folder: Path) -> Tracker:
-    """Return the tracker called ``name``.
-
-    Raises:
-        ConfigError: If the name is unknown or its package is not installed.
-    """
+    """Return the tracker called ``name``."""
     require_tracker(name)
     try:
         return TRACKERS[name](config, folder)
@@ -93,8 +85,7 @@ def create_tracker(name: str, config: RunConfig, folder: Path) -> Tracker:
 class TrackerObserver(Observer):
     """Pass the numbers of epochs and tasks on to a tracker, numbered by the epochs of the whole run.
 
-    Args:
-        make: Makes the tracker, when the run begins: before, its folder may be somebody else's.
+    The tracker is made when the run begins: before, its folder may be somebody else's.
     """
 
     def __init__(self, make: Callable[[], Tracker]) -> None:

@@ -20,14 +20,7 @@ from cflat._registry import require_known
 from cflat.config.choices import parse_optimizer
 from cflat.config.presets import radius_of
 from cflat.config.run_config import RunConfig
-from cflat.figures.gradients import (
-    GradientHistory,
-    correction_ratios,
-    drift,
-    evolution,
-    normality,
-    terms_over_tasks,
-)
+from cflat.figures.gradients import GradientHistory, correction_ratios, drift, evolution, normality, terms_over_tasks
 from cflat.figures.landscapes import connectivity_figure, plane_figure, slice_figure, spectrum_figure
 from cflat.figures.model import FigureData
 from cflat.figures.runs import SweepPoint, scheduler_comparison, sensitivity
@@ -101,16 +94,23 @@ def analyze(
     variants, rho = plan_variants(config, seeds, only), radius_of(config)
     results: dict[str, _Result] = {}
     for index, variant in enumerate(variants):
-        recording = _recording(variant, rho, every)
-        folder = out / "runs" / _folder_name(variant, every)
-        if index == 0 and subject is not None and _is_recorded(subject, recording):
-            folder = subject
+        folder, observers = out / "runs" / variant.name, []
+        if variant.is_recorded:
+            # Named so that what was recorded differently is told apart.
+            folder = out / "runs" / f"{variant.name}-every{every}{'-landscapes' if variant.has_landscapes else ''}"
+            recording = Recording(rho, every, has_landscapes=variant.has_landscapes)
+            if index == 0 and subject is not None and _is_recorded(subject, recording):
+                folder = subject
+            recording.file = folder / RECORDING
+            observers.append(recording)
         job = Job(variant.config, folder)
         if not job.is_finished:
             tell(variant, index, len(variants))
-            _run_job(job, recording, should_stop)
-        results[variant.name] = _Result(RunFolder(folder).load_summary(), _load(folder, recording))
-        if recording is not None and not results[variant.name].recorded["history"]["records"]:
+            run_job(job, observers, should_stop)
+        summary = RunFolder(folder).load_summary()
+        recorded = _load(folder) if variant.is_recorded else {}
+        results[variant.name] = _Result(summary, recorded)
+        if variant.is_recorded and not recorded["history"]["records"]:
             raise ConfigError(
                 f"{config.method.name} takes no step that could be watched: choose a method that is trained by "
                 f"gradients, or a smaller --every than {every}."
@@ -131,15 +131,11 @@ def record_run(
     is_watched = not RunFolder(out).config_file.is_file() or _is_recorded(out, recording)
     job = Job(config, out)
     if not job.is_finished:
-        _run_job(job, recording if is_watched else None, should_stop)
+        run_job(job, [recording] if is_watched else [], should_stop)
 
 
 def check_request(config: RunConfig, formats: Sequence[str], only: Sequence[str] = ()) -> None:
-    """Refuse what cannot be done before anything is trained.
-
-    Raises:
-        ConfigError: If the run cannot be watched, a format is unknown, or a figure cannot be asked for alone.
-    """
+    """Refuse what cannot be done before anything is trained."""
     check_watchable(config.runtime)
     for name in only:
         if name not in WATCHED:
@@ -149,12 +145,9 @@ def check_request(config: RunConfig, formats: Sequence[str], only: Sequence[str]
 
 
 def plan_variants(config: RunConfig, seeds: Sequence[int] = (), only: Sequence[str] = ()) -> list[Variant]:
-    """Return the run itself, what it is compared with, and the grid around C-Flat Turbo.
+    """Return the run itself, what it is compared with, and the grid around C-Flat Turbo, also with further seeds.
 
-    Args:
-        config: The run.
-        seeds: Further seeds for the grid.
-        only: Some of `WATCHED`, to plan only what they need; empty plans everything.
+    ``only`` has some of `WATCHED`, to plan only what they need; empty plans everything.
     """
     own = config.optimizer.name
     rho = radius_of(config)
@@ -168,21 +161,18 @@ def plan_variants(config: RunConfig, seeds: Sequence[int] = (), only: Sequence[s
     ]
     if only:
         return variants
-    known = [variant.config for variant in variants]
     changes: list[dict[str, Any]] = [{"k": k} for k in INTERVALS]
     changes += [{"k": k, "schedule": growing} for growing in (True, False) for k in SCHEDULED]
     changes += [{"beta": beta} for beta in BETAS]
+    grid = {}
+    for change in changes:
+        words = "-".join(f"{key}={value}" for key, value in change.items())
+        grid[f"c_flat_turbo-{words}"] = _with(config, "c_flat_turbo", **{**printed.optimizer.keywords(), **change})
+    again = {name: _with(config, name, **settings[name]) for name in RECORDED}
     for seed in dict.fromkeys((config.seed, *seeds)):
-        for change in changes:
-            varied = replace(_with(config, "c_flat_turbo", **{**printed.optimizer.keywords(), **change}), seed=seed)
-            if varied not in known:
-                known.append(varied)
-                words = "-".join(f"{key}={value}" for key, value in change.items())
-                variants.append(Variant(f"c_flat_turbo-{words}-seed{seed}", varied, is_recorded=False))
-        for name in RECORDED if seed != config.seed else ():
-            varied = replace(_with(config, name, **settings[name]), seed=seed)
-            if varied not in known:
-                known.append(varied)
+        for name, plain in (grid if seed == config.seed else {**grid, **again}).items():
+            varied = replace(plain, seed=seed)
+            if all(variant.config != varied for variant in variants):
                 variants.append(Variant(f"{name}-seed{seed}", varied, is_recorded=False))
     return variants
 
@@ -207,34 +197,12 @@ class _Result:
     """Histories and landscapes; empty if it was not watched."""
 
 
-def _folder_name(variant: Variant, every: int) -> str:
-    """Return a name that tells apart what was recorded differently."""
-    if not variant.is_recorded:
-        return variant.name
-    return f"{variant.name}-every{every}{'-landscapes' if variant.has_landscapes else ''}"
-
-
-def _recording(variant: Variant, rho: float, every: int) -> Recording | None:
-    return Recording(rho, every, has_landscapes=variant.has_landscapes) if variant.is_recorded else None
-
-
-def _run_job(job: Job, recording: Recording | None, should_stop: Callable[[], bool]) -> None:
-    """Train in a run directory; what was interrupted goes on."""
-    if recording is not None:
-        recording.file = job.out / RECORDING
-    run_job(job, () if recording is None else (recording,), should_stop)
-
-
-def _is_recorded(folder: Path, recording: Recording | None) -> bool:
+def _is_recorded(folder: Path, recording: Recording) -> bool:
     """Whether a run is watched from its first step, in this way."""
-    if recording is None or not (folder / RECORDING).is_file():
-        return False
-    return bool(_read(folder).get("watched") == recording.watched)
+    return (folder / RECORDING).is_file() and bool(_read(folder).get("watched") == recording.watched)
 
 
-def _load(folder: Path, recording: Recording | None) -> dict[str, Any]:
-    if recording is None:
-        return {}
+def _load(folder: Path) -> dict[str, Any]:
     values = _read(folder)
     if "history" not in values:
         raise DataError(f"{str(folder / RECORDING)!r} is not complete. Delete {str(folder)!r} to record it again.")
@@ -271,29 +239,24 @@ def _sweeps(variants: Sequence[Variant], results: Mapping[str, _Result]) -> list
     turbo = [variant for variant in variants if variant.config.optimizer.name == "c_flat_turbo"]
     reference = _printed(variants[0].config).optimizer.keywords()
     figures = []
+
+    def point(name: str, at: float, among: Sequence[Variant], settings: Mapping[str, Any]) -> SweepPoint:
+        """Return accuracies and speeds of the variants with these settings, one for each seed."""
+        chosen = [results[one.name].summary for one in among if one.config.optimizer.keywords() == settings]
+        speeds = [found.value("images_per_second") for found in chosen]
+        return SweepPoint(name, float(at), [found.value("avg") for found in chosen], speeds)
+
     for key, values in (("k", INTERVALS), ("beta", BETAS)):
-        points = []
-        for value in dict.fromkeys((*values, reference[key])):
-            accuracies, speeds = _measured(turbo, results, {**reference, key: value})
-            points.append(SweepPoint("C-Flat Turbo", float(value), accuracies, speeds))
+        tried = dict.fromkeys((*values, reference[key]))
+        points = [point("C-Flat Turbo", value, turbo, {**reference, key: value}) for value in tried]
         figures.append(sensitivity(f"optimizer.{key}", points))
     strategies = []
     exact = [variant for variant in variants if variant.config.optimizer.name == "c_flat"]
     for k in SCHEDULED:
-        accuracies, speeds = _measured(exact, results, exact[0].config.optimizer.keywords())
-        strategies.append(SweepPoint("C-Flat", float(k), accuracies, speeds))
+        strategies.append(point("C-Flat", k, exact, exact[0].config.optimizer.keywords()))
         for schedule, name in ((False, "Turbo, constant k"), (True, "Turbo, growing k")):
-            accuracies, speeds = _measured(turbo, results, {**reference, "k": k, "schedule": schedule})
-            strategies.append(SweepPoint(name, float(k), accuracies, speeds))
+            strategies.append(point(name, k, turbo, {**reference, "k": k, "schedule": schedule}))
     return [*figures, scheduler_comparison(strategies)]
-
-
-def _measured(
-    variants: Sequence[Variant], results: Mapping[str, _Result], settings: Mapping[str, Any]
-) -> tuple[list[float], list[float]]:
-    """Return accuracies and speeds of the variants with these settings, one for each seed."""
-    chosen = [results[variant.name].summary for variant in variants if variant.config.optimizer.keywords() == settings]
-    return [found.value("avg") for found in chosen], [found.value("images_per_second") for found in chosen]
 
 
 def _landscapes(found: Mapping[str, Mapping[str, Any]]) -> list[FigureData]:

@@ -42,11 +42,7 @@ def compare(
 
 
 def comparison_sweep(chosen: Mapping[str, Any], optimizers: Sequence[str], seeds: Sequence[int]) -> Sweep:
-    """Return the grid of a comparison.
-
-    Raises:
-        ConfigError: If names or seeds are missing or doubled, or something is unknown.
-    """
+    """Return the grid of a comparison."""
     for what, given in (("optimizers", optimizers), ("seeds", seeds)):
         if not given or len(set(given)) < len(given):
             raise ConfigError(f"{what} must be given once each, separated by commas, got {list(given)!r}.")
@@ -85,10 +81,7 @@ def comparison_values(result: SweepResult) -> dict[str, Any]:
 def write_comparison(folder: Path, result: SweepResult, headlines: Sequence[str] = ()) -> tuple[Path, Path]:
     """Write ``comparison.json``, ``comparison.png`` and ``report.html``; return the last two paths.
 
-    Args:
-        folder: Where to.
-        result: What was compared.
-        headlines: Sentences to put at the top of the page instead of its own.
+    ``headlines`` are sentences to put at the top of the page instead of its own.
     """
     values = comparison_values(result)
     write_json(folder / "comparison.json", values)

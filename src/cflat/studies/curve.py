@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,9 @@ from cflat.metrics import spread
 from cflat.report.groups import title_of
 from cflat.runs.folder import RunFolder
 from cflat.runs.jobs import Executor, Job, finish_jobs
-from cflat.studies.compare import comparison_sweep
 from cflat.studies.space import Settings
-from cflat.studies.tune import DEFAULT_SEEDS, validation_layer
-from cflat.studies.tuned import PROTOCOLS, Metric, Protocol, validation_score
+from cflat.studies.tune import DEFAULT_SEEDS, trial_layers, validation_layer
+from cflat.studies.tuned import Metric, Protocol, ValidationStudy, validation_score
 
 WITHIN = 0.02
 """Rates whose accuracy is at most this far below the best count as good."""
@@ -65,14 +64,9 @@ class RateCurve:
 
 
 @dataclass(frozen=True)
-class RateCurves:
+class RateCurves(ValidationStudy):
     """Several optimizers over one grid of rates."""
 
-    method: str
-    data: str
-    protocol: Protocol
-    metric: Metric
-    seeds: tuple[int, ...]
     rates: tuple[float, ...]
     within: float
     curves: tuple[RateCurve, ...]
@@ -80,11 +74,7 @@ class RateCurves:
     def to_dict(self) -> dict[str, Any]:
         """Return the content of ``rates.json``."""
         return {
-            "method": self.method,
-            "data": self.data,
-            "protocol": self.protocol,
-            "chosen_by": {"images": "validation", "metric": self.metric, "meaning": PROTOCOLS[self.protocol]},
-            "seeds": list(self.seeds),
+            **super().to_dict(),
             "rates": list(self.rates),
             "within": self.within,
             "optimizers": {
@@ -115,29 +105,15 @@ def rate_curves(
 ) -> RateCurves:
     """Train every optimizer with every rate and seed, and measure it on validation images.
 
-    Args:
-        chosen: What all runs share, as for `tune`.
-        optimizers: Names, with settings of their own where wanted.
-        out: Folder of the runs; those that are finished are only read.
-        rates: Learning rates; by default nine, a decade below to a decade above the preset's.
-        seeds: Of each rate.
-        protocol: ``stream`` or ``first-task``.
-        metric: avg or last.
-        tuned: Settings of each optimizer, as ``tune(...).settings``: it has its own radius then, not the preset's.
-        within: How far below the best a rate still counts as good.
-        executor: Where to run.
-
-    Raises:
-        ConfigError: If something is unknown or wrong.
+    Without ``rates`` there are nine, a decade below to a decade above the preset's; those whose accuracy is at most
+    ``within`` below the best count as good. With ``tuned``, as in ``tune(...).settings``, every optimizer has its own
+    radius and not the preset's. Everything else is as for `tune`; runs in ``out`` that are finished are only read.
     """
-    optimizers = [parse_variant(name).text for name in optimizers]
-    shared = merge(validation_layer(chosen), {"data": {"evaluate": "validation"}})
     own = {
-        name: {key: value for key, value in (tuned or {}).get(name, {}).items() if key != "base.lr"}
-        for name in optimizers
+        name: {key: value for key, value in settings.items() if key != "base.lr"}
+        for name, settings in (tuned or {}).items()
     }
-    sweep = replace(comparison_sweep(shared, optimizers, seeds), tuned=own)
-    layers = {name: sweep.layer({"optimizer.name": name}) for name in optimizers}
+    layers = trial_layers(validation_layer(chosen), optimizers, seeds, own)
     first = resolve_config({**next(iter(layers.values())), "seed": seeds[0]})
     grid = usual_rates(first.base.lr) if rates is None else sorted(rates)
     if len(set(grid)) < max(2, len(grid)) or not all(0 < rate < math.inf for rate in grid):
@@ -154,13 +130,13 @@ def rate_curves(
                 jobs[name, rate, seed] = Job(config, folder, stage, may_diverge=True)
     finish_jobs(list(jobs.values()), executor)
     curves = []
-    for name in optimizers:
+    for name in layers:
         accuracy = tuple(
             tuple(validation_score(RunFolder(jobs[name, rate, s].out), metric) for s in seeds) for rate in grid
         )
         means = [float(np.mean(values)) for values in accuracy]
         by_seed = tuple(plateau(grid, values, within) for values in zip(*accuracy, strict=True))
-        curves.append(RateCurve(name, own[name], accuracy, plateau(grid, means, within), by_seed))
+        curves.append(RateCurve(name, own.get(name, {}), accuracy, plateau(grid, means, within), by_seed))
     found = RateCurves(
         first.method.name, first.data.name, protocol, metric, tuple(seeds), tuple(grid), within, tuple(curves)
     )

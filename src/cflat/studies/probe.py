@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from torch import nn
 
@@ -20,29 +20,19 @@ from cflat.train import Observer, TrainingInterrupted
 from cflat.train.objective import Objective
 
 
+@dataclass
 class ProbeObserver(Observer):
-    """Probe the first steps of one task.
+    """Probe the first steps of one task; its fields are the arguments of `probe_run`."""
 
-    Args:
-        radii: The radii to try, the configured one first.
-        steps: Steps to look at.
-        warmup: Steps of the task to let pass before.
-        task: Index of the task.
-        settings: Turbo's lam, beta and k.
-        tell: Told after every probed step how many are done.
-    """
+    radii: tuple[float, ...]
+    steps: int
+    warmup: int
+    task: int
+    settings: dict[str, float]
+    """Turbo's lam, beta and k."""
+    tell: Callable[[int], None]
 
-    def __init__(
-        self,
-        radii: tuple[float, ...],
-        steps: int,
-        warmup: int,
-        task: int,
-        settings: dict[str, float],
-        tell: Callable[[int], None] = lambda done: None,
-    ) -> None:
-        self.radii, self.steps, self.warmup, self.task = radii, steps, warmup, task
-        self.settings, self.tell = settings, tell
+    def __post_init__(self) -> None:
         self.probe: Probe | None = None
         self._optimizer: SharpnessAware | None = None
 

@@ -139,11 +139,7 @@ class Recording(Observer):
 
 
 def check_watchable(runtime: RuntimeSettings) -> None:
-    """Refuse settings under which a run cannot be watched.
-
-    Raises:
-        ConfigError: With the key to change.
-    """
+    """Refuse settings under which a run cannot be watched."""
     if runtime.num_ranks > 1:
         raise ConfigError("Gradients are watched in one process; set runtime.devices=1 and runtime.num_nodes=1.")
     if runtime.precision == "16":

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -83,22 +83,21 @@ class Sweep:
     """Settings that belong to values of ``optimizer.name``, over everything else."""
 
     def combinations(self) -> list[Settings]:
-        """Return what to run, without settings that a combination's optimizer does not have; each once.
-
-        Raises:
-            ConfigError: If an optimizer is unknown, or there are too many combinations.
-        """
-        if any(isinstance(values, Interval) for values in self.axes.values()):
+        """Return what to run, without settings that a combination's optimizer does not have; each once."""
+        lists = [axis for axis in self.axes.values() if not isinstance(axis, Interval)]
+        if len(lists) < len(self.axes):
             return self._drawn()
-        number = math.prod(len(values) for values in self.axes.values() if not isinstance(values, Interval))
+        number = math.prod(map(len, lists))
         if number > MAX_COMBINATIONS:
             raise ConfigError(
                 f"sweep.axes make {number} combinations, more than {MAX_COMBINATIONS}; list fewer values."
             )
-        every = list(_distinct(self._own(values) for values in self._grid()))
-        if self.sample is None:
-            return every
-        return sorted(every, key=lambda own: _uniform(self.sample_seed, _text(own)))[: self.sample]
+        every = [self._own(dict(zip(self.axes, chosen, strict=True))) for chosen in product(*lists)]
+        distinct = {_text(own): own for own in every}
+        texts = list(distinct)
+        if self.sample is not None:
+            texts = sorted(texts, key=lambda text: _uniform(self.sample_seed, text))[: self.sample]
+        return [distinct[text] for text in texts]
 
     def layer(self, settings: Settings) -> Layer:
         """Return the whole configuration of a combination, as for `resolve_config`; the seed is not part of it."""
@@ -116,11 +115,6 @@ class Sweep:
         """What the base says about the optimizer."""
         section = merge({"optimizer": self.base.get("optimizer") or {}})["optimizer"]
         return {"name": "none", **require_mapping(section, "sweep.base.optimizer")}
-
-    def _grid(self) -> Iterator[Settings]:
-        values = [axis for axis in self.axes.values() if not isinstance(axis, Interval)]
-        for chosen in product(*values):
-            yield dict(zip(self.axes, chosen, strict=True))
 
     def _drawn(self) -> list[Settings]:
         """Draw until there are enough that differ."""
@@ -143,24 +137,12 @@ class Sweep:
 
 
 def read_sweep(path: str | Path) -> Sweep:
-    """Read the file of a sweep; without a name, it is called like the file.
-
-    Raises:
-        ConfigError: If it cannot be read, or something in it is wrong.
-    """
+    """Read the file of a sweep; without a name, it is called like the file."""
     return parse_sweep(read_document(path), Path(path).stem)
 
 
 def parse_sweep(document: Mapping[str, Any], name: str = "sweep") -> Sweep:
-    """Return the sweep that a document describes.
-
-    Args:
-        document: What was read from a file.
-        name: The sweep's name if the document has none.
-
-    Raises:
-        ConfigError: If a key is unknown or a value is wrong.
-    """
+    """Return the sweep that a document describes; ``name`` is for one that has none."""
     if isinstance(document, Mapping) and isinstance(document.get("axes"), Mapping):
         require_mapping(document["axes"], "sweep.axes")  # pydantic would read a number as text
     file: _File = parse_section(_File, document, "sweep")
@@ -194,8 +176,12 @@ def describe(settings: Settings) -> str:
     >>> describe({"optimizer.name": "sam", "optimizer.rho": 0.1})
     'optimizer.name=sam, optimizer.rho=0.1'
     """
-    parts = (f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in settings.items())
-    return ", ".join(parts)
+    return ", ".join(f"{key}={value_text(value)}" for key, value in settings.items())
+
+
+def value_text(value: Any) -> str:
+    """Return a value as it would be typed."""
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _axis(path: str, values: object) -> tuple[Any, ...] | Interval:
@@ -233,15 +219,6 @@ def _pick(axis: tuple[Any, ...] | Interval, share: float) -> Any:
 def _uniform(seed: int, text: str, number: int = 0) -> float:
     """Return a number in [0, 1) that depends on these alone."""
     return float(np.random.default_rng([seed, crc32(text.encode()), number]).random())
-
-
-def _distinct(every: Iterator[Settings]) -> Iterator[Settings]:
-    seen: set[str] = set()
-    for settings in every:
-        text = _text(settings)
-        if text not in seen:
-            seen.add(text)
-            yield settings
 
 
 def _text(settings: Settings) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -25,7 +24,7 @@ from cflat.metrics import HEADLINES, PairedDifference, Spread, paired_difference
 from cflat.report.write import write_report
 from cflat.runs.folder import RunFolder, RunSummary
 from cflat.runs.jobs import Executor, Job, run_jobs
-from cflat.studies.space import Settings, Sweep, describe
+from cflat.studies.space import Settings, Sweep, describe, value_text
 
 COLUMNS = (*HEADLINES, "images_per_second", "evaluations_per_step")
 MAX_NAME = 120
@@ -121,7 +120,7 @@ class SweepResult:
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow([*self.axes, "seed", *COLUMNS, "run"])
         for row in self.rows:
-            cells = ["" if key not in row.settings else _cell(row.settings[key]) for key in self.axes]
+            cells = ["" if key not in row.settings else value_text(row.settings[key]) for key in self.axes]
             for folder, summary in zip(row.folders, row.summaries, strict=True):
                 numbers = [summary.value(name) for name in COLUMNS]
                 writer.writerow([*cells, summary.config.seed, *numbers, str(folder)])
@@ -132,9 +131,6 @@ def plan_sweep(sweep: Sweep, out: Path) -> list[Combination]:
     """Return all combinations with their jobs; every configuration is checked before any run begins.
 
     A run that is in ``out`` already, under whatever name, keeps its folder: axes can be added or reordered later.
-
-    Raises:
-        ConfigError: If a configuration is wrong; the message names the combination.
     """
     configs: dict[str, tuple[Settings, RunConfig]] = {}
     for settings in sweep.combinations():
@@ -152,13 +148,7 @@ def plan_sweep(sweep: Sweep, out: Path) -> list[Combination]:
 
 
 def run_sweep(sweep: Sweep, out: str | Path, executor: Executor | None = None) -> SweepResult:
-    """Run every combination with every seed, and gather the results.
-
-    Args:
-        sweep: What to run.
-        out: Folder of the run directories; those that are finished are only read.
-        executor: Where to run; by default here, one after the other.
-    """
+    """Run every combination with every seed, and gather the results; finished runs in ``out`` are only read."""
     combinations = plan_sweep(sweep, Path(out))
     jobs = [job for combination in combinations for job in combination.jobs]
     summaries = iter(run_jobs(jobs, executor))
@@ -204,7 +194,7 @@ def _folder_name(settings: Settings) -> str:
     """
     words = []
     for key, value in settings.items():
-        text = Path(value).stem if isinstance(value, str) and "/" in value else _cell(value)
+        text = Path(value).stem if isinstance(value, str) and "/" in value else value_text(value)
         is_number = isinstance(value, int | float)
         safe = text.replace("+", "") if is_number else re.sub(r"[^A-Za-z0-9._]+", "-", text).strip("-.")
         words.append(safe if key.endswith(".name") else f"{key.rpartition('.')[2]}{safe}")
@@ -236,10 +226,6 @@ def _trouble(layer: Layer) -> str:
     except ConfigError as error:
         return str(error)
     return ""
-
-
-def _cell(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _rank(found: Spread | None) -> tuple[bool, float]:

@@ -24,12 +24,13 @@ from typing import Any, Literal, TypeAlias, cast
 import numpy as np
 
 from cflat._errors import ConfigError, DataError
-from cflat._files import make_folder, plain_values
+from cflat._files import make_folder, plain_values, write_json
 from cflat._registry import require_known, suggest
-from cflat.config.documents import Layer, flatten, merge, nested, parse_scalar
+from cflat.config.documents import Layer, flatten, merge, nested
 from cflat.config.presets import resolve_config
 from cflat.config.run_config import RunConfig
 from cflat.config.variants import Variant, parse_variant
+from cflat.config.yaml_text import load_yaml
 from cflat.figures.static import save
 from cflat.figures.tuning import SEARCH_COLORS, TrialPoint, search_figure
 from cflat.report.groups import title_of
@@ -92,18 +93,13 @@ def tune(
         DataError: If ``out`` holds another search.
     """
     optuna = _import_optuna()
-    for kind, value, known in (
-        ("protocol", protocol, PROTOCOLS),
-        ("metric", metric, METRICS),
-        ("sampler", sampler, SAMPLERS),
-    ):
-        require_known(kind, value, known)
+    require_known("protocol", protocol, PROTOCOLS)
+    require_known("metric", metric, METRICS)
+    require_known("sampler", sampler, SAMPLERS)
     if trials < 1:
         raise ConfigError(f"trials must be a whole number from 1, got {trials}.")
-    optimizers = [parse_variant(name).text for name in optimizers]
-    shared = validation_layer(chosen)
-    sweep = comparison_sweep(merge(shared, {"data": {"evaluate": "validation"}}), optimizers, seeds)
-    layers = {name: sweep.layer({"optimizer.name": name}) for name in optimizers}
+    shared, runs = validation_layer(chosen), Path(out) / "trials"
+    layers = trial_layers(shared, optimizers, seeds)
     configs = {name: resolve_config({**layer, "seed": seeds[0]}) for name, layer in layers.items()}
     spaces = {name: _space(parse_variant(name), config, ranges or {}) for name, config in configs.items()}
     _require_known(ranges or {}, spaces)
@@ -119,18 +115,8 @@ def tune(
     }
     with _storage(optuna, Path(out)) as storage:
         searches = [
-            _Search(
-                optuna,
-                storage,
-                parse_variant(name),
-                layers[name],
-                configs[name],
-                spaces[name],
-                request,
-                trials,
-                Path(out) / "trials",
-            )
-            for name in optimizers
+            _Search(optuna, storage, parse_variant(name), layer, configs[name], spaces[name], request, trials, runs)
+            for name, layer in layers.items()
         ]
         for number in range(trials):
             # One trial of every optimizer at a time: they run side by side where there is room.
@@ -150,7 +136,7 @@ def tune(
         {name: {key: _plain(range_) for key, range_ in space.items()} for name, space in spaces.items()},
         found,
     )
-    tuning.write(Path(out) / "tuned.json")
+    write_json(Path(out) / "tuned.json", tuning.to_dict())
     return tuning
 
 
@@ -166,11 +152,7 @@ def write_search(folder: Path, tuning: Tuning) -> Path:
 
 
 def validation_layer(chosen: Mapping[str, Any]) -> Layer:
-    """Return what trials share: with validation images, and nothing else about how runs are measured.
-
-    Raises:
-        ConfigError: If there would be no validation images.
-    """
+    """Return what trials share: with validation images, and nothing else about how runs are measured."""
     shared = merge({"data": {"validation": VALIDATION}}, {key: v for key, v in chosen.items() if key != "seed"})
     data = shared["data"]
     if not data.get("validation"):
@@ -180,6 +162,16 @@ def validation_layer(chosen: Mapping[str, Any]) -> Layer:
     return shared
 
 
+def trial_layers(
+    shared: Layer, optimizers: Sequence[str], seeds: Sequence[int], tuned: Mapping[str, Settings] | None = None
+) -> dict[str, Layer]:
+    """Return the configuration of each optimizer, measured on validation images alone; the seed is not part of it."""
+    names = [parse_variant(name).text for name in optimizers]
+    sweep = comparison_sweep(merge(shared, {"data": {"evaluate": "validation"}}), names, seeds)
+    sweep = replace(sweep, tuned=tuned or {})
+    return {name: sweep.layer({"optimizer.name": name}) for name in names}
+
+
 def parse_range(text: str) -> tuple[str, Range]:
     """Read what to search: ``key=low:high``, drawn log-uniformly, ``key=low:high:linear``, or ``key=[a, b]``.
 
@@ -187,15 +179,12 @@ def parse_range(text: str) -> tuple[str, Range]:
     ('base.lr', Interval(low=0.001, high=0.1, scale='log'))
     >>> parse_range("optimizer.rules=[paper, steady]")
     ('optimizer.rules', ('paper', 'steady'))
-
-    Raises:
-        ConfigError: If it is none of these.
     """
     key, equals, values = (part.strip() for part in text.partition("="))
     low, *others = values.split(":")
     try:
         if equals and "." in key and values.startswith("["):
-            listed = parse_scalar(values)
+            listed = load_yaml(values)
             if isinstance(listed, list) and listed:
                 return key, tuple(listed)
         elif equals and "." in key and len(others) in (1, 2):
@@ -230,33 +219,22 @@ class _Search:
         first = self.request["stages"][0] or 1
         pruner = self.optuna.pruners.SuccessiveHalvingPruner(min_resource=first, reduction_factor=REDUCTION)
         self.study = self.optuna.create_study(
-            storage=self.storage,
-            study_name=self.variant.text,
-            direction="maximize",
-            pruner=pruner,
-            load_if_exists=True,
+            storage=self.storage, study_name=self.variant.text, direction="maximize", pruner=pruner, load_if_exists=True
         )
         self.known = flatten(self.config.to_dict())
         space = {key: _plain(range_) for key, range_ in self.space.items()}
         wanted = json.dumps(plain_values({**self.request, "config": self.config.to_dict(), "space": space}))
         before = self.study.user_attrs.get("request")
         if before is None:
-            self._try_first({key: self.known[key] for key in self.space})
+            if all(_holds(range_, self.known[key]) for key, range_ in self.space.items()):
+                start = {key: _coded(range_, self.known[key]) for key, range_ in self.space.items()}
+                self.study.enqueue_trial(start, skip_if_exists=True)
             self.study.set_user_attr("request", wanted)
         elif before != wanted:
             raise DataError(
                 f"{str(self.folder.parent)!r} holds a search of {self.variant.text} with other settings; "
                 "choose another --out."
             )
-
-    def _try_first(self, settings: Settings) -> None:
-        """Let the settings that the search starts from be its first trial, if they are within its ranges."""
-        if all(_holds(self.space[key], value) for key, value in settings.items()):
-            coded = {
-                key: json.dumps(value) if isinstance(self.space[key], tuple) else value
-                for key, value in settings.items()
-            }
-            self.study.enqueue_trial(coded, skip_if_exists=True)
 
     @property
     def num_startup(self) -> int:
@@ -280,7 +258,7 @@ class _Search:
     def result(self) -> Tuned:
         """Return the trials, all of them done."""
         trials = [trial for trial in self.study.get_trials(deepcopy=False) if trial.number < self.num_trials]
-        return Tuned(self.variant.text, tuple(_record(trial.user_attrs["record"]) for trial in trials))
+        return Tuned(self.variant.text, tuple(Trial.from_dict(trial.user_attrs["record"]) for trial in trials))
 
     def _sampler(self, number: int) -> Any:
         """Return a sampler whose random numbers depend on the number of the trial alone, so that a search can go on."""
@@ -391,7 +369,7 @@ def _stages(num_tasks: int, protocol: Protocol, prune: bool) -> list[int | None]
 def _suggest(trial: Any, key: str, range_: Range, example: Any) -> Any:
     """Return the trial's value of a key, drawn now or before; whole numbers where the preset's is one, or none."""
     if isinstance(range_, tuple):
-        return json.loads(trial.suggest_categorical(key, [json.dumps(value) for value in range_]))
+        return json.loads(trial.suggest_categorical(key, [_coded(range_, value) for value in range_]))
     is_whole = range_.low == int(range_.low) and range_.high == int(range_.high)
     if isinstance(example, int) or (example is None and is_whole):
         return trial.suggest_int(key, math.ceil(range_.low), math.floor(range_.high), log=range_.scale == "log")
@@ -409,8 +387,9 @@ def _plain(range_: Range) -> Any:
     return list(range_) if isinstance(range_, tuple) else asdict(range_)
 
 
-def _record(values: Mapping[str, Any]) -> Trial:
-    return Trial(**{**values, "runs": tuple(values["runs"])})
+def _coded(range_: Range, value: Any) -> Any:
+    """Return a value as Optuna keeps it: one of a list may be anything."""
+    return json.dumps(value) if isinstance(range_, tuple) else value
 
 
 @contextmanager

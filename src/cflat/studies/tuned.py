@@ -10,7 +10,6 @@ from statistics import mean
 from typing import Any, Literal, TypeAlias
 
 from cflat._errors import ConfigError, DataError
-from cflat._files import write_json
 from cflat._registry import suggest
 from cflat.config.documents import Layer, merge
 from cflat.runs.folder import RunFolder
@@ -50,6 +49,11 @@ class Trial:
     runs: tuple[str, ...]
     """Run directories, one for each seed."""
 
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Trial:
+        """Take over what `asdict` returned, with lists for tuples."""
+        return cls(**{**values, "runs": tuple(values["runs"])})
+
 
 @dataclass(frozen=True)
 class Tuned:
@@ -61,11 +65,7 @@ class Tuned:
 
     @property
     def best(self) -> Trial:
-        """The finished trial with the best validation accuracy, the first of several.
-
-        Raises:
-            ConfigError: If every training has diverged.
-        """
+        """The finished trial with the best validation accuracy, the first of several; an error if all diverged."""
         complete = [trial for trial in self.trials if trial.state == "complete"]
         if not complete:
             raise ConfigError(
@@ -83,16 +83,32 @@ class Tuned:
 
 
 @dataclass(frozen=True)
-class Tuning:
-    """Settings for several optimizers, found with the same number of trials on images that are not test images."""
+class ValidationStudy:
+    """Runs of several optimizers that are judged by validation images."""
 
     method: str
     data: str
     protocol: Protocol
     metric: Metric
-    """Number that was maximised, on validation images."""
+    """Number that counts, on validation images."""
     seeds: tuple[int, ...]
-    """Seeds of the trials; final runs must have others."""
+    """Final runs must have others."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return how its file begins."""
+        return {
+            "method": self.method,
+            "data": self.data,
+            "protocol": self.protocol,
+            "chosen_by": {"images": "validation", "metric": self.metric, "meaning": PROTOCOLS[self.protocol]},
+            "seeds": list(self.seeds),
+        }
+
+
+@dataclass(frozen=True)
+class Tuning(ValidationStudy):
+    """Settings for several optimizers, found with the same number of trials on images that are not test images."""
+
     num_trials: int
     shared: Layer
     """What all runs share, as for `resolve_config`."""
@@ -106,11 +122,7 @@ class Tuning:
         return {name: tuned.best.settings for name, tuned in self.optimizers.items()}
 
     def final_layer(self, chosen: Mapping[str, Any]) -> Layer:
-        """Return what final runs share: that of the trials, but measured on test images, with changes of one's own.
-
-        Raises:
-            ConfigError: If a change concerns a key that was tuned.
-        """
+        """Return what final runs share: that of the trials, but measured on test images, with changes of one's own."""
         for key in dict.fromkeys(key for settings in self.settings.values() for key in settings):
             section, _, name = key.partition(".")
             if name in (chosen.get(section) or {}):
@@ -118,11 +130,7 @@ class Tuning:
         return merge(self.shared, {"data": {"evaluate": "test"}}, chosen)
 
     def check_seeds(self, seeds: Sequence[int]) -> None:
-        """Refuse seeds that settings were chosen by.
-
-        Raises:
-            ConfigError: If there are any.
-        """
+        """Refuse seeds that settings were chosen by."""
         used = sorted(set(seeds) & set(self.seeds))
         if used:
             raise ConfigError(
@@ -133,11 +141,7 @@ class Tuning:
     def to_dict(self) -> dict[str, Any]:
         """Return the content of ``tuned.json``."""
         return {
-            "method": self.method,
-            "data": self.data,
-            "protocol": self.protocol,
-            "chosen_by": {"images": "validation", "metric": self.metric, "meaning": PROTOCOLS[self.protocol]},
-            "seeds": list(self.seeds),
+            **super().to_dict(),
             "num_trials": self.num_trials,
             "shared": self.shared,
             "optimizers": {
@@ -157,7 +161,7 @@ class Tuning:
     def from_dict(cls, values: Mapping[str, Any]) -> Tuning:
         """Take over what `to_dict` returned."""
         found = {
-            name: Tuned(name, tuple(Trial(**{**trial, "runs": tuple(trial["runs"])}) for trial in entry["trials"]))
+            name: Tuned(name, tuple(map(Trial.from_dict, entry["trials"])))
             for name, entry in values["optimizers"].items()
         }
         return cls(
@@ -172,17 +176,9 @@ class Tuning:
             found,
         )
 
-    def write(self, path: Path) -> None:
-        """Write the file in one step."""
-        write_json(path, self.to_dict())
-
 
 def require_tuned(names: Sequence[str], tuning: Tuning) -> None:
-    """Refuse optimizers that no settings were found for.
-
-    Raises:
-        ConfigError: If there are any.
-    """
+    """Refuse optimizers that no settings were found for."""
     known = list(tuning.optimizers)
     for name in names:
         if name not in known:
@@ -199,11 +195,7 @@ def validation_score(folder: RunFolder, metric: Metric, num_tasks: int | None = 
 
 
 def read_tuning(path: str | Path) -> Tuning:
-    """Read ``tuned.json``.
-
-    Raises:
-        DataError: If it is not there, or is something else.
-    """
+    """Read ``tuned.json``."""
     try:
         return Tuning.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
     except OSError as error:

@@ -96,10 +96,14 @@ class CheckpointStore:
         """
         found = self._found()
         for one in reversed(found):
-            state = self._try_to_read(one)
-            if state is not None:
-                self.newest = one.path
-                return state
+            try:
+                state = _read(one)
+            except _DamagedError as error:
+                self._damaged.add(one.path)
+                logger.warning("%s The one before is used, if there is one.", error)
+                continue
+            self.newest = one.path
+            return state
         if found:
             raise DataError(f"No checkpoint in {str(self.folder)!r} can be used: all are damaged; start the run anew.")
         if any(_FIRST_RELEASE.fullmatch(name) for name in self._names()):
@@ -110,11 +114,7 @@ class CheckpointStore:
         return None
 
     def read(self, name: str) -> dict[str, Any]:
-        """Return the checkpoint of this name, which another rank has chosen.
-
-        Raises:
-            DataError: If it is not here, or damaged.
-        """
+        """Return the checkpoint of this name, which another rank has chosen."""
         for one in self._found():
             if one.path.name == name:
                 self.newest = one.path
@@ -129,14 +129,6 @@ class CheckpointStore:
         for name in self._names():
             if _TEMPORARY.fullmatch(name):
                 self._remove(self.folder / name)
-
-    def _try_to_read(self, found: _Found) -> dict[str, Any] | None:
-        try:
-            return _read(found)
-        except _DamagedError as error:
-            self._damaged.add(found.path)
-            logger.warning("%s The one before is used, if there is one.", error)
-            return None
 
     def _found(self) -> list[_Found]:
         matches = [match for match in map(_NAME.fullmatch, self._names()) if match]
@@ -157,16 +149,9 @@ class CheckpointStore:
 
 
 def require_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Refuse to go on with another run than the one that was begun.
+    """Refuse to go on with another run than the one that was begun, by what decides it, under dotted keys.
 
     Settings that are newer than the checkpoint are not compared here.
-
-    Args:
-        before: What decides the run, by dotted key, as it was written when the run began.
-        now: The same, as it is now.
-
-    Raises:
-        DataError: Naming the first key that differs.
     """
     for key in before:
         if before[key] != now.get(key):
@@ -177,11 +162,7 @@ def require_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
 
 
 def require_finite(state: Mapping[str, Any]) -> None:
-    """Refuse weights that training cannot go on with.
-
-    Raises:
-        DataError: Naming the first tensor with NaN or infinity.
-    """
+    """Refuse weights that training cannot go on with."""
     for name, value in state.items():
         if isinstance(value, Tensor) and value.is_floating_point() and not value.isfinite().all():
             raise DataError(
@@ -191,12 +172,7 @@ def require_finite(state: Mapping[str, Any]) -> None:
 
 
 def _read(found: _Found) -> dict[str, Any]:
-    """Return a checkpoint whose content is what was written.
-
-    Raises:
-        _DamagedError: If it is not.
-        DataError: If it is of another version.
-    """
+    """Return a checkpoint whose content is what was written; another is damaged."""
     name = f"The checkpoint {str(found.path)!r}"
     try:
         digest = _hash()

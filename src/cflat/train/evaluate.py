@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -12,119 +13,84 @@ from cflat.data import Batch, BatchLoader, ImageSet, Split, Stream, Task, Transf
 from cflat.methods import Method
 from cflat.train.runtime import Runtime
 
-__all__ = ["Extractor", "count_correct"]
+__all__ = ["Extractor"]
 
 
+@dataclass
 class Extractor:
-    """Apply a function of images to whole image sets, in evaluation mode under the test transform.
+    """Apply a function of images to whole image sets, in evaluation mode under the test transform."""
 
-    Args:
-        method: Switched to evaluation mode first.
-        transform: The test transform.
-        batch_size: Images at a time.
-        runtime: Precision and device.
-        heed_stop: Called before every batch; raises to end the pass.
-    """
-
-    def __init__(
-        self,
-        method: Method,
-        transform: Transform,
-        batch_size: int,
-        runtime: Runtime,
-        heed_stop: Callable[[], None] = lambda: None,
-    ) -> None:
-        self.method = method
-        self.transform = transform
-        self.batch_size = batch_size
-        self.runtime = runtime
-        self.heed_stop = heed_stop
+    method: Method
+    transform: Transform
+    batch_size: int
+    runtime: Runtime
+    heed_stop: Callable[[], None] = lambda: None
+    """Called before every batch; raises to end the pass."""
 
     @torch.no_grad()
     def __call__(self, images: ImageSet, function: Callable[[Tensor], Tensor]) -> Tensor:
         """Return the concatenated outputs, one row per image, in order, the same on all ranks."""
         self.method.eval()
-        loader = BatchLoader(images, self.transform, self.batch_size, shuffle=False, device=self.runtime.device)
+        loader = self._loader(images)
         outputs: list[Tensor] = []
-        for batch in _in_turns(loader, self.runtime, self.heed_stop):
+        for batch in self._in_turns(loader):
             if batch is None and not outputs:
                 batch = next(loader.epoch(0))  # every rank must know what outputs look like
             if batch is not None:
                 with self.runtime.autocast():
                     outputs.append(function(batch.images))
-        if _num_sharing(self.runtime) == 1:
+        if self._num_sharing == 1:
             return torch.cat(outputs)
-        return self._gathered(outputs, loader)
-
-    def _gathered(self, outputs: list[Tensor], loader: BatchLoader) -> Tensor:
-        """Return the outputs of all ranks in the order of the images: batch b was rank b modulo W's."""
-        rounds, rows = _num_rounds(loader, self.runtime), min(self.batch_size, len(loader.images))
+        # In the order of the images: batch b was rank b modulo W's.
+        rounds, rows = self._num_rounds(loader), min(self.batch_size, len(images))
         own = outputs[0].new_zeros(rounds, rows, *outputs[0].shape[1:])
         for place, part in zip(own, outputs, strict=False):
             place[: len(part)] = part
-        return self.runtime.gather(own).transpose(0, 1).flatten(0, 2)[: len(loader.images)]
+        return self.runtime.gather(own).transpose(0, 1).flatten(0, 2)[: len(images)]
 
-
-@torch.no_grad()
-def count_correct(
-    method: Method,
-    stream: Stream,
-    task_index: int,
-    transform: Transform,
-    batch_size: int,
-    runtime: Runtime,
-    split: Split = "test",
-    heed_stop: Callable[[], None] = lambda: None,
-) -> dict[str, list[int]]:
-    """Return for each score the number of right answers on the images of a split of every task seen so far.
-
-    ``heed_stop`` is called before every batch and raises to end the pass.
-    """
-    method.eval()
-    counts: dict[str, list[int]] = {name: [] for name in method.scores}
-    for task in stream.tasks[: task_index + 1]:
-        images = task.images(split)
-        loader = BatchLoader(
+    @torch.no_grad()
+    def count_correct(self, stream: Stream, task_index: int, split: Split = "test") -> dict[str, list[int]]:
+        """Return for each score the number of right answers on the images of a split of every task seen so far."""
+        self.method.eval()
+        names = self.method.scores
+        counts: dict[str, list[int]] = {name: [] for name in names}
+        for task in stream.tasks[: task_index + 1]:
+            images = task.images(split)
             # By class, as PILOT and PyCIL have it: methods that let a batch vote depend on who is in it.
-            images.select(np.argsort(images.labels, kind="stable")),
-            transform,
-            batch_size,
-            shuffle=False,
-            device=runtime.device,
-        )
-        correct = torch.zeros(len(method.scores), dtype=torch.int64, device=runtime.device)
-        for batch in _in_turns(loader, runtime, heed_stop):
-            if batch is None:
-                continue
-            with runtime.autocast():
-                scores = method.predict(batch.without_labels())
-            for position, name in enumerate(method.scores):
-                correct[position] += _is_right(scores[name], batch.labels, stream, task).sum()
-        total = correct if _num_sharing(runtime) == 1 else runtime.sum_over_ranks(correct)
-        for name, count in zip(method.scores, total.tolist(), strict=True):
-            counts[name].append(int(count))
-    return counts
+            loader = self._loader(images.select(np.argsort(images.labels, kind="stable")))
+            correct = torch.zeros(len(names), dtype=torch.int64, device=self.runtime.device)
+            for batch in self._in_turns(loader):
+                if batch is None:
+                    continue
+                with self.runtime.autocast():
+                    scores = self.method.predict(batch.without_labels())
+                for position, name in enumerate(names):
+                    correct[position] += _is_right(scores[name], batch.labels, stream, task).sum()
+            total = correct if self._num_sharing == 1 else self.runtime.sum_over_ranks(correct)
+            for name, count in zip(names, total.tolist(), strict=True):
+                counts[name].append(int(count))
+        return counts
 
+    def _loader(self, images: ImageSet) -> BatchLoader:
+        return BatchLoader(images, self.transform, self.batch_size, shuffle=False, device=self.runtime.device)
 
-def _in_turns(loader: BatchLoader, runtime: Runtime, heed_stop: Callable[[], None]) -> Iterator[Batch | None]:
-    """Yield this rank's batches, whole ones in turns; None where there is none left for it in the last round.
+    def _in_turns(self, loader: BatchLoader) -> Iterator[Batch | None]:
+        """Yield this rank's batches, whole ones in turns; None where there is none left for it in the last round.
 
-    All ranks take the same number of rounds, so that they can agree on a stop before each.
-    """
-    num_ranks = _num_sharing(runtime)
-    own = loader.epoch(0, min(runtime.rank % num_ranks, len(loader)), every=num_ranks)
-    for _ in range(_num_rounds(loader, runtime)):
-        heed_stop()
-        yield next(own, None)
+        All ranks take the same number of rounds, so that they can agree on a stop before each.
+        """
+        own = loader.epoch(0, min(self.runtime.rank % self._num_sharing, len(loader)), every=self._num_sharing)
+        for _ in range(self._num_rounds(loader)):
+            self.heed_stop()
+            yield next(own, None)
 
+    def _num_rounds(self, loader: BatchLoader) -> int:
+        return -(-len(loader) // self._num_sharing)
 
-def _num_rounds(loader: BatchLoader, runtime: Runtime) -> int:
-    return -(-len(loader) // _num_sharing(runtime))
-
-
-def _num_sharing(runtime: Runtime) -> int:
-    """Return how many ranks divide the images among them: one if all must do the same, to run a network together."""
-    return 1 if runtime.is_sharded else runtime.world_size
+    @property
+    def _num_sharing(self) -> int:
+        """How many ranks divide the images among them: one if all must do the same, to run a network together."""
+        return 1 if self.runtime.is_sharded else self.runtime.world_size
 
 
 def _is_right(scores: Tensor, labels: Tensor, stream: Stream, task: Task) -> Tensor:

@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -51,19 +50,9 @@ class Cost:
 
 @dataclass
 class CostMeter:
-    """Running sums over all steps of a run; survives restarts as part of the checkpoint.
+    """Running sums of what `Cost` tells, over all steps of a run; survives restarts as part of the checkpoint.
 
-    Attributes:
-        steps: Training steps.
-        images: Images trained on, each once per step, whatever the number of evaluations.
-        step_seconds: Time inside steps, data excluded.
-        data_seconds: Time spent waiting for batches.
-        warm_steps: Steps after the first ten; speed is measured on these alone if there are at least ten.
-        evaluations: Forward and backward passes.
-        branches: Outcomes of the sharpness and flatness branches, ``"sharpness.refreshed"`` and so on.
-        surrogate: Number and sums of the measured surrogate errors, as in `SurrogateError`.
-        flops: Estimated floating-point operations of all evaluations and preparations.
-        trainable_parameters: Parameters trained in the last phase.
+    Steps after the first ten are warm: speed is measured on these alone if there are at least ten.
     """
 
     steps: int = 0
@@ -78,6 +67,7 @@ class CostMeter:
     nonfinite: int = 0
     branches: dict[str, int] = field(default_factory=dict)
     surrogate: dict[str, float] = field(default_factory=dict)
+    """Number and sums of the measured surrogate errors, as in `SurrogateError`."""
     flops: float = 0.0
     trainable_parameters: int = 0
 
@@ -135,15 +125,6 @@ class CostMeter:
             trainable_parameters=self.trainable_parameters,
             flops=self.flops,
         )
-
-    def state(self) -> dict[str, Any]:
-        """Return all sums as plain numbers."""
-        return asdict(self)
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Take over what `state` returned."""
-        for name, value in state.items():
-            setattr(self, name, dict(value) if isinstance(value, dict) else value)
 
 
 class StopWatch:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -21,35 +21,25 @@ class ImpureLossError(CFlatError):
     """A method's loss changes when it is evaluated twice; flatness-aware optimizers would measure noise."""
 
 
+@dataclass
 class Objective:
     """Turn a method's loss into closures.
 
     What must not be evaluated again happens in `prepare`; the optimizer guards buffers and random numbers while it
     calls the closure.
-
-    Args:
-        method: Knows the loss.
-        model: The method's network, possibly wrapped for several devices.
-        runtime: Precision and device.
-        scaler: Loss scaler for float16, or None.
-        accumulate: Micro-batches in which a batch is evaluated, one graph at a time; their gradients add up.
     """
 
-    def __init__(
-        self,
-        method: Method,
-        model: nn.Module,
-        runtime: Runtime,
-        scaler: torch.amp.GradScaler | None = None,
-        *,
-        accumulate: int = 1,
-    ) -> None:
-        self.method = method
-        self.model = model
-        self.runtime = runtime
-        self.scaler = scaler
-        self.accumulate = accumulate
-        self._fewest = 2 if has_batchnorm(method.network) else 1
+    method: Method
+    model: nn.Module
+    """The method's network, possibly wrapped for several devices."""
+    runtime: Runtime
+    scaler: torch.amp.GradScaler | None = None
+    """For float16."""
+    accumulate: int = 1
+    """Micro-batches in which a batch is evaluated, one graph at a time; their gradients add up."""
+
+    def __post_init__(self) -> None:
+        self._fewest = 2 if has_batchnorm(self.method.network) else 1
 
     @torch.no_grad()
     def prepare(self, batch: Batch) -> Batch:
@@ -100,11 +90,7 @@ class Objective:
             return self.method.loss(self.model, batch).total
 
     def check_purity(self, batch: Batch) -> None:
-        """Evaluate twice under the same random numbers and refuse a loss whose gradient or prepared batch changes.
-
-        Raises:
-            ImpureLossError: Naming the first parameter whose gradient differs.
-        """
+        """Evaluate twice under the same random numbers and refuse a loss whose gradient or prepared batch changes."""
         contents = {name: value.clone() for name, value in batch.extras.items()}
         first, second = self._gradients(batch), self._gradients(batch)
         name = type(self.method).__name__

@@ -18,6 +18,8 @@ from cflat.train.meters import Cost
 
 __all__ = ["EpochRecord", "Score", "TaskRecord", "epoch_record", "read_records", "task_record"]
 
+_COSTS = ("steps", "images", "evaluations", "images_per_second", "evaluations_per_step")
+
 
 @dataclass(frozen=True, kw_only=True)
 class EpochRecord:
@@ -77,22 +79,8 @@ _RECORDS: TypeAdapter[list[EpochRecord | TaskRecord]] = TypeAdapter(list[Record]
 
 def epoch_record(task: int, phase: str, epoch: int, loss: float, optimizer: SharpnessAware) -> EpochRecord:
     """Return what is known at the end of an epoch."""
-    counters = optimizer.telemetry
-    return EpochRecord(
-        task=task,
-        phase=phase,
-        epoch=epoch,
-        loss=loss,
-        lr=optimizer.param_groups[0]["lr"],
-        steps=counters.steps,
-        evaluations=counters.evaluations,
-        sharpness=asdict(counters.sharpness),
-        flatness=asdict(counters.flatness),
-        cache_age=dict(counters.cache_age),
-        surrogate=asdict(counters.surrogate),
-        nonfinite=counters.nonfinite,
-        last=dict(counters.last),
-    )
+    lr, counters = optimizer.param_groups[0]["lr"], asdict(optimizer.telemetry)
+    return EpochRecord(task=task, phase=phase, epoch=epoch, loss=loss, lr=lr, **counters)
 
 
 def task_record(
@@ -111,21 +99,13 @@ def task_record(
         name=task.name,
         scores=scores.get("test", {}),
         validation=scores.get("validation", {}),
-        steps=cost.steps,
-        images=cost.images,
-        evaluations=cost.evaluations,
-        images_per_second=cost.images_per_second,
-        evaluations_per_step=cost.evaluations_per_step,
         evaluation_seconds=evaluation_seconds,
+        **{name: getattr(cost, name) for name in _COSTS},
     )
 
 
 def read_records(lines: Sequence[Mapping[str, Any]]) -> list[EpochRecord | TaskRecord]:
-    """Return the records that were written as JSON.
-
-    Raises:
-        DataError: If some are no records of a run.
-    """
+    """Return the records that were written as JSON."""
     try:
         return _RECORDS.validate_python(lines)
     except ValidationError as error:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from cflat._errors import ConfigError
-from cflat.cli.jobs import stoppable
+from cflat.cli.jobs import stoppable, tell_variant
 from cflat.cli.options import Json, Quiet, comma_names, comma_numbers, takes_settings, usual_folder
-from cflat.cli.output import console, emit_json, next_command, note, table
+from cflat.cli.output import console, emit_json, next_command, table
 
 if TYPE_CHECKING:
     from cflat.config.run_config import RunConfig
     from cflat.figures import FigureData
-    from cflat.studies.analyze import Variant
 
 EXAMPLES = """\b
 Examples:
@@ -72,10 +72,6 @@ def _analyze(
     from cflat.runs.lock import owned
     from cflat.studies.analyze import analyze, check_request, record_run
 
-    def tell(variant: Variant, index: int, total: int) -> None:
-        if not is_silent:
-            note(f"[{index + 1}/{total}] training {variant.name}{', watched' if variant.is_recorded else ''}")
-
     check_request(config, formats)
     with stoppable() as stop:
         record_run(config, folder, every=every, should_stop=stop)
@@ -87,6 +83,6 @@ def _analyze(
                 every=every,
                 seeds=seeds,
                 formats=formats,
-                tell=tell,
+                tell=partial(tell_variant, is_silent=is_silent),
                 should_stop=stop,
             )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cflat._files import write_json
 from cflat.cli.jobs import ExecutorName, Gpus, job_executor
 from cflat.cli.options import Json, Quiet, comma_numbers, takes_settings, usual_folder
 from cflat.cli.output import SPREAD_COLUMNS, console, emit_json, next_command, spread_cells, table
@@ -63,7 +64,7 @@ def command(
     folder = out or usual_folder("compare-tuned" if tuned else "compare", layer)
     with job_executor(executor, folder, quiet or json, gpus) as chosen:
         if tuned is not None:  # the page must know that each optimizer has the settings of one search
-            found.write(folder / "tuned.json")
+            write_json(folder / "tuned.json", found.to_dict())
         result = compare(layer, names, numbers, folder, chosen, settings)
         picture, page = write_comparison(folder, result)
     values = comparison_values(result)

@@ -35,21 +35,21 @@ def command(json: Json = False) -> None:
 def _rows(facts: dict[str, Any]) -> list[list[str]]:
     memory = facts["memory_bytes"]
     packages = ", ".join(f"{name} {found or 'missing'}" for name, found in facts["packages"].items())
+    optional = ", ".join(
+        name if is_there else f"{name} missing (pip install '{OPTIONAL[name]}')"
+        for name, is_there in facts["optional"].items()
+    )
     return [
         ["cflat", facts["cflat"]],
         ["python", f"{facts['python']} on {facts['system']} {facts['machine']}"],
         ["packages", packages],
-        ["optional", ", ".join(_optional(name, has) for name, has in facts["optional"].items())],
+        ["optional", optional],
         ["processor", f"{facts['cpus']} cores, torch uses {facts['torch_threads']} threads"],
         ["memory", "unknown" if memory is None else f"{memory / 2**30:.1f} GiB"],
         ["GPUs", ", ".join(facts["gpus"]) or "none: use preset cpu or smoke"],
         ["free disk here", f"{facts['free_disk_bytes'] / 2**30:.1f} GiB"],
         ["data root", facts["data_root"] or "not set: give --data-root or set $CFLAT_DATA"],
     ]
-
-
-def _optional(name: str, is_there: bool) -> str:
-    return name if is_there else f"{name} missing (pip install '{OPTIONAL[name]}')"
 
 
 def _data_root() -> str | None:

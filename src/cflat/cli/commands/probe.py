@@ -26,8 +26,7 @@ Examples:
 def command(
     layer: dict[str, Any],
     radii: Annotated[
-        str | None,
-        typer.Option(help="Comma-separated; the verdict is about the first. Default: the preset's first"),
+        str | None, typer.Option(help="Comma-separated; the verdict is about the first. Default: the preset's first")
     ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps to probe")] = 24,
     warmup: Annotated[int, typer.Option(min=0, help="Training steps before the first probe")] = 10,

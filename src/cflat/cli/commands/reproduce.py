@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,24 +10,14 @@ import typer
 
 from cflat._errors import ConfigError
 from cflat.cli.commands.listing import list_recipes
-from cflat.cli.jobs import ExecutorName, Gpus, job_executor, stoppable
-from cflat.cli.options import (
-    DataRoot,
-    Json,
-    Overrides,
-    Quiet,
-    Weights,
-    chosen_layer,
-    comma_names,
-    comma_numbers,
-)
-from cflat.cli.output import console, emit_json, next_command, note, table
+from cflat.cli.jobs import ExecutorName, Gpus, job_executor, stoppable, tell_variant
+from cflat.cli.options import DataRoot, Json, Overrides, Quiet, Weights, chosen_layer, comma_names, comma_numbers
+from cflat.cli.output import console, emit_json, next_command, table
 
 if TYPE_CHECKING:
     from cflat.figures import FigureData
     from cflat.paper.exhibits import Exhibit
     from cflat.paper.reproduce import Plan, Reproduction, Request
-    from cflat.studies.analyze import Variant
 
 FORMATS = ("svg", "png")
 
@@ -103,10 +94,6 @@ def _watch(exhibit: Exhibit, request: Request, folder: Path, *, is_silent: bool)
     if not exhibit.figures:
         return []
 
-    def tell(variant: Variant, index: int, total: int) -> None:
-        if not is_silent:
-            note(f"[{index + 1}/{total}] training {variant.name}, watched")
-
     with stoppable() as stop:
         return analyze(
             watched_config(exhibit, request),
@@ -114,7 +101,7 @@ def _watch(exhibit: Exhibit, request: Request, folder: Path, *, is_silent: bool)
             every=1 if request.scale == "smoke" else 5,
             formats=FORMATS,
             only=exhibit.figures,
-            tell=tell,
+            tell=partial(tell_variant, is_silent=is_silent),
             should_stop=stop,
         )
 

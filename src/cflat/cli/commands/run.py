@@ -11,14 +11,7 @@ import typer
 from cflat._errors import ConfigError
 from cflat.cli.jobs import stoppable
 from cflat.cli.options import Json, Quiet, safe_name, takes_settings
-from cflat.cli.output import (
-    console,
-    emit_json,
-    is_main_process,
-    next_command,
-    percent,
-    table,
-)
+from cflat.cli.output import console, emit_json, is_main_process, next_command, percent, table
 
 if TYPE_CHECKING:
     from cflat.config.run_config import RunConfig
@@ -47,9 +40,11 @@ def command(
     json: Json = False,
 ) -> None:
     """Train a method on a stream of tasks and evaluate it after each."""
+    from cflat.cli.progress import close_all
     from cflat.config.presets import resolve_config
     from cflat.runs.changes import change_config, changed_keys
     from cflat.runs.folder import RunFolder
+    from cflat.runs.run import run
 
     if resume is not None:
         if out is not None:
@@ -65,26 +60,17 @@ def command(
         return
     observers = _observers(resolved, folder, track, quiet or json)
     how_to_go_on = shlex.join(["cflat", "run", "--resume", str(folder), *changes])
-    summary = _train(resolved, folder, resume is not None, observers, how_to_go_on)
+    try:
+        with stoppable(f"Resume it: {how_to_go_on}") as stop:
+            summary = run(resolved, folder, resume=resume is not None, observers=observers, should_stop=stop)
+    finally:
+        close_all(observers)
     if not is_main_process():
         return
     if json:
         emit_json({"out": str(folder), **summary.to_dict()})
     else:
         _show(summary, folder)
-
-
-def _train(
-    config: RunConfig, folder: Path, is_resumed: bool, observers: list[Observer], how_to_go_on: str
-) -> RunSummary:
-    from cflat.cli.progress import close_all
-    from cflat.runs.run import run
-
-    try:
-        with stoppable(f"Resume it: {how_to_go_on}") as stop:
-            return run(config, folder, resume=is_resumed, observers=observers, should_stop=stop)
-    finally:
-        close_all(observers)
 
 
 def _observers(config: RunConfig, folder: Path, track: str | None, is_silent: bool) -> list[Observer]:

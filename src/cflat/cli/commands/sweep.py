@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -65,7 +65,9 @@ def command(
 
 
 def _show(result: SweepResult) -> None:
-    rows = [[*_settings(result.axes, row.settings), *spread_cells(row.spreads)] for row in result.ranked]
+    rows = [
+        [*(str(row.settings.get(key, "-")) for key in result.axes), *spread_cells(row.spreads)] for row in result.ranked
+    ]
     columns = [*result.axes, *SPREAD_COLUMNS]
     chosen = "no best one is chosen by test images, set data.validation=0.2 for that"
     if result.best is not None:
@@ -77,10 +79,6 @@ def _show(result: SweepResult) -> None:
     n = len(result.seeds)
     what = f"mean ± deviation, n = {n} seed{'s' * (n > 1)}, accuracies on {result.split} images in percent"
     console().print(table(f"{result.name}: {what}; {chosen}", columns, rows, num_text=len(result.axes)))
-
-
-def _settings(axes: tuple[str, ...], settings: dict[str, Any]) -> list[str]:
-    return [str(settings[key]) if key in settings else "-" for key in axes]
 
 
 def _show_plan(combinations: list[Combination], folder: Path, as_json: bool) -> None:

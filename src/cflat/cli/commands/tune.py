@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cflat._errors import ConfigError
 from cflat.cli.jobs import ExecutorName, Gpus, job_executor
-from cflat.cli.options import Json, Quiet, comma_names, comma_numbers, takes_settings, usual_folder
+from cflat.cli.options import Json, Quiet, comma_numbers, takes_settings, usual_folder
 from cflat.cli.output import console, emit_json, next_command, note, percent, table
 
 if TYPE_CHECKING:
@@ -65,32 +64,26 @@ def command(
 ) -> None:
     """Tune every optimizer with the same number of trials on validation images; rerun the command to continue."""
     from cflat.config.variants import list_variants
+    from cflat.studies.tune import parse_range, tune, write_search
 
     names, numbers = list_variants(optimizers), comma_numbers("--seeds", seeds)
     folder = out or usual_folder("tune", layer)
     shared: dict[str, Any] = {"protocol": protocol, "seeds": numbers, "metric": metric}
+    search: dict[str, Any] = {"sampler": sampler, "search_seed": search_seed, "prune": prune, "trials": trials}
     with job_executor(executor, folder, quiet or json, gpus, stays=True) as chosen:
         if curve:
             _draw_curves(layer, names, folder, rates, shared, chosen, json)
             return
-        search = {"sampler": sampler, "search_seed": search_seed, "prune": prune, "ranges": _ranges(range_ or [])}
-        _search(layer, names, folder, {"trials": trials, **shared, **search}, chosen, json)
-
-
-def _search(
-    layer: dict[str, Any], names: list[str], folder: Path, options: dict[str, Any], executor: Executor, as_json: bool
-) -> None:
-    from cflat.studies.tune import tune, write_search
-
-    tuning = tune(layer, names, folder, **options, executor=executor)
-    picture = write_search(folder, tuning)
-    final = shlex.join(["cflat", "compare", "--tuned", str(folder / "tuned.json"), "--seeds", FINAL_SEEDS])
-    if as_json:
-        emit_json({"out": str(folder), "figure": str(picture), "next": final, **tuning.to_dict()})
-        return
-    _show(tuning)
-    console().print(f"Settings: {folder / 'tuned.json'}\nFigure:   {picture}")
-    next_command(final)
+        ranges = dict(parse_range(text) for text in range_ or [])
+        tuning = tune(layer, names, folder, ranges=ranges, executor=chosen, **search, **shared)
+        picture = write_search(folder, tuning)
+        final = shlex.join(["cflat", "compare", "--tuned", str(folder / "tuned.json"), "--seeds", FINAL_SEEDS])
+        if json:
+            emit_json({"out": str(folder), "figure": str(picture), "next": final, **tuning.to_dict()})
+            return
+        _show(tuning)
+        console().print(f"Settings: {folder / 'tuned.json'}\nFigure:   {picture}")
+        next_command(final)
 
 
 def _show(tuning: Tuning) -> None:
@@ -139,7 +132,7 @@ def _draw_curves(
     tuned = read_tuning(file).settings if file.is_file() else {}
     if tuned and not as_json:
         note(f"Radii and other settings are those of {file}.")
-    grid = None if rates is None else _rates(rates)
+    grid = None if rates is None else comma_numbers("--rates", rates, float)
     found = rate_curves(layer, names, folder, rates=grid, tuned=tuned, executor=executor, **options)
     picture = write_curves(folder, found)
     if as_json:
@@ -175,19 +168,6 @@ def _show_curves(found: RateCurves) -> None:
     )
     columns = ["optimizer", "best rate", "validation %", "plateau", "decades", "decades, each seed"]
     console().print(table(title, columns, rows))
-
-
-def _ranges(texts: list[str]) -> dict[str, Any]:
-    from cflat.studies.tune import parse_range
-
-    return dict(parse_range(text) for text in texts)
-
-
-def _rates(text: str) -> list[float]:
-    try:
-        return [float(rate) for rate in comma_names(text)]
-    except ValueError:
-        raise ConfigError(f"--rates must be numbers separated by commas, got {text!r}.") from None
 
 
 def _value(value: object) -> str:
