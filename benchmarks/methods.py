@@ -33,7 +33,7 @@ from cflat.methods import Method, StreamInfo, create_method
 from cflat.nn.adapters import AdapterSet, forward_adapters
 from cflat.nn.backbone import create_backbone
 from cflat.nn.ridge import RIDGES, ridge_errors
-from cflat.nn.vit import embed, features
+from cflat.nn.vit import embed, pool, run_blocks
 from cflat.optim import create_optimizer
 from cflat.train import Runtime, RuntimeSettings
 from cflat.train.objective import Objective
@@ -196,7 +196,10 @@ def measure_ease(setting: Setting, rounds: int, num_sets: int = 10) -> dict[str,
         seconds = interleaved(
             {
                 "batched": lambda: forward_adapters(backbone, embed(backbone, images), sets),
-                "separate": lambda: [features(backbone, images, adapters=adapters) for adapters in sets],
+                "separate": lambda: [
+                    pool(backbone, run_blocks(backbone, embed(backbone, images), adapters=adapters))
+                    for adapters in sets
+                ],
             },
             rounds,
         )

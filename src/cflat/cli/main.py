@@ -39,7 +39,7 @@ Examples:
   cflat tune --method icarl --data digits --optimizers none,sam,c_flat,c_flat_turbo --trials 8
   cflat report runs/compare-icarl-digits -o report.html
   cflat reproduce table1 --scale smoke
-  cflat list methods        what there is to choose from
+  cflat list methods        list the available methods
   cflat doctor              what this machine can do
 """,
     no_args_is_help=True,

@@ -43,13 +43,13 @@ class DataSettings:
     root: str | None = None
     """Folder that holds the datasets; null takes $CFLAT_DATA."""
     train_per_class: Count | None = None
-    """Keep so many training images of each class (and domain)."""
+    """Number of training images to keep per class (and domain)."""
     test_per_class: Count | None = None
-    """Keep so many test images of each class (and domain)."""
+    """Number of test images to keep per class (and domain)."""
     validation: Fraction = 0.0
     """Share of the training images of each class (and domain) kept aside to choose settings by; in [0, 1)."""
     validation_per_class: Count | None = None
-    """Keep so many of those of each class (and domain)."""
+    """Number of validation images to keep per class (and domain)."""
     evaluate: Literal["all", "test", "validation"] = "all"
     """Images to measure accuracy on; validation never looks at a test image, all is test, and validation if any."""
     label_noise: Fraction = 0.0
@@ -59,7 +59,7 @@ class DataSettings:
     short_side: Pixels | None = None
     """Shrink image files to this shorter side when they are decoded; saves memory and time."""
     workers: Annotated[CountOrZero, Field(le=4096)] = 0
-    """Processes that decode image files ahead, for tasks that do not fit into memory; 0 decodes when they are read."""
+    """Worker processes that decode image files ahead, for tasks that do not fit into memory; 0 decodes on access."""
     cache_mib: CountOrZero = DEFAULT_CACHE_BYTES >> 20
     """Memory for decoded image files in MiB; what does not fit is decoded again in every epoch."""
 
@@ -77,9 +77,9 @@ class StreamSettings:
     order_seed: CountOrZero | None = 1993
     """Seed of the class order; null keeps the dataset's."""
     task_order_seed: CountOrZero | None = None
-    """Shuffle the finished tasks (or domains) with this seed."""
+    """Shuffle whole tasks (or domains) with this seed."""
     max_tasks: Count | None = None
-    """End the stream after so many tasks; null goes through all."""
+    """End the stream after this number of tasks; null uses all."""
     labels: DomainLabels = "shared"
     """Domain streams: one label per class (shared), or new labels with every domain (growing)."""
     domain_order: tuple[str, ...] | None = None

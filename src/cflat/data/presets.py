@@ -58,7 +58,7 @@ def _untouched(size: int) -> tuple[Stage, ...]:
 PRESETS: Registry[Preset] = Registry("input preset")
 for _preset in (
     Preset("paper", "inputs in [0, 1], large random crops and flips: the paper's setting", _pilot_train, _central),
-    Preset("pilot", "the same as paper, under the name of the toolbox that it comes from", _pilot_train, _central),
+    Preset("pilot", "the same as paper; named after the PILOT toolbox", _pilot_train, _central),
     Preset("timm", "as pilot, normalised as the backbone's weights expect", _pilot_train, _central, "backbone"),
     Preset(
         "imagenet",
@@ -75,7 +75,7 @@ for _preset in (
         Normalize(CIFAR_MEAN, CIFAR_STD),
     ),
     Preset("none", "inputs in [0, 1], resized if the size differs, no augmentation", _whole, _whole),
-    Preset("vectors", "vectors as they are: the only recipe of features:PATH", _untouched, _untouched),
+    Preset("vectors", "vectors unchanged; the only recipe for features:PATH", _untouched, _untouched),
 ):
     PRESETS.add(_preset.name, _preset)
 

@@ -22,7 +22,7 @@ class AdapterConfig:
     dropout: Fraction = 0.1
     """Probability of dropping a hidden unit of an adapter in training; in [0, 1)."""
     scale: NotNegative = 0.1
-    """Factor of what the adapters add to the blocks; above 0."""
+    """Scale of the adapter output; above 0."""
 
     def make_adapters(self, backbone: Backbone) -> AdapterSet:
         """Return a fresh set, which leaves the features as they are."""

@@ -18,7 +18,7 @@ class MemoryConfig:
     """Settings of the exemplar memory."""
 
     memory_total: Count | None = None
-    """Exemplars in all, divided among the classes seen so far; excludes memory_per_class."""
+    """Total number of exemplars, divided among the classes seen so far; mutually exclusive with memory_per_class."""
     memory_per_class: Count | None = None
     """Exemplars of each class; 20 if neither budget is given."""
     selection: Literal["herding", "random"] = "herding"

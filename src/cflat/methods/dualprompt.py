@@ -28,15 +28,15 @@ class DualPromptConfig(PromptConfig):
     inherit_expert: Flag = True
     """Start each task's expert from the previous one; its key is always new."""
     untrained_experts: Flag = False
-    """Let test images choose experts of tasks still to come, as PILOT does."""
+    """Let test images select experts of future tasks, as in PILOT."""
     legacy_layout: Flag = False
-    """Mix up keys and values of the experts as the public PyTorch ports do; to match batch-wise numbers only."""
+    """Reproduce the mixed-up expert keys and values of the public PyTorch ports; only to match batch-wise numbers."""
 
 
 @register_method(
     "dualprompt",
     config=DualPromptConfig,
-    summary="prefixes for all tasks and one expert prefix per task, in a frozen ViT",
+    summary="shared prefixes and one expert prefix per task, in a frozen ViT",
     scenarios=("class", "task", "domain"),
     families=("vit",),
     is_pretrained=True,

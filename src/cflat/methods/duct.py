@@ -48,9 +48,9 @@ class DUCTConfig:
     normalize_plan: Flag = True
     """Mix in averages of new rows; False leaves out the factor n_a, as public code does."""
     sinkhorn: Sinkhorn = "log"
-    """plain is public code's: its plan vanishes where distances exceed 745 times the regularization."""
+    """plain is the public solver, whose plan underflows to 0 if distances exceed 745 times the regularization."""
     zero_rows: Flag = False
-    """Start later blocks from zeros as PILOT does: their first gradient is some 1e12 times too large."""
+    """Initialize later blocks with zeros as in PILOT; their first gradient is about 1e12 times too large."""
     reset_sigma: Flag = False
     """Set the head's scale to 1 at every task, as the authors' code does."""
 
@@ -58,7 +58,7 @@ class DUCTConfig:
 @register_method(
     "duct",
     config=DUCTConfig,
-    summary="merge backbones that were trained apart, transport old classifier rows to the new ones",
+    summary="merge separately trained backbones, transport old classifier rows towards the new ones",
     scenarios=("class", "task", "domain"),
     families=("vit",),
     is_pretrained=True,

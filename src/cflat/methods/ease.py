@@ -31,13 +31,13 @@ class EASEConfig(AdapterConfig):
     """Settings of EASE."""
 
     alpha: NotNegative = 0.1
-    """Weight that the blocks of other tasks share in a class's score; at least 0."""
+    """Weight in a class's score that is shared by the adapters of the other tasks; at least 0."""
     use_init_ptm: Flag = False
-    """Give the plain pretrained network a block of its own."""
+    """Add a term for the plain pretrained network to the score."""
     beta: NotNegative = 1.0
     """Weight of that block; at least 0."""
     recalc_sim: Flag = True
-    """Complete all blocks anew after each task, from all classes with true means; False completes the newest only."""
+    """Recompute all completed prototypes after each task, from all classes with true means; False: only the newest."""
 
 
 @register_method(

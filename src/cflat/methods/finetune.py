@@ -26,7 +26,7 @@ class FinetuneConfig:
 @register_method(
     "finetune",
     config=FinetuneConfig,
-    summary="train each task as it comes, remember nothing",
+    summary="train on each task in turn, without any measure against forgetting",
     scenarios=("class", "task", "domain"),
 )
 class Finetune(Method):

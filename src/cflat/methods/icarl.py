@@ -23,7 +23,7 @@ class ICaRLConfig(MemoryConfig):
     """Settings of iCaRL."""
 
     temperature: Positive = 2.0
-    """Softens old and new logits before they are compared; above 0."""
+    """Distillation temperature for old and new logits; above 0."""
 
 
 @register_method(

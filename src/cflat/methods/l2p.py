@@ -26,13 +26,13 @@ class L2PConfig(PromptConfig):
     top_k: Count = 5
     """Prompts that each image uses; from 1 to pool_size."""
     training_selection: Literal["batchwise", "instancewise"] = "batchwise"
-    """In training, images use the prompts that most of their batch want, as in public code, or their own."""
+    """Prompt selection in training: by majority vote of the batch, as in public code, or per image."""
 
 
 @register_method(
     "l2p",
     config=L2PConfig,
-    summary="a pool of prompt tokens for a frozen ViT, chosen by the image",
+    summary="a pool of prompt tokens for a frozen ViT, selected per image",
     scenarios=("class", "task", "domain"),
     families=("vit",),
     is_pretrained=True,

@@ -23,19 +23,19 @@ class MEMOConfig(MemoryConfig):
     """Settings of MEMO."""
 
     auxiliary_weight: NotNegative = 1.0
-    """Weight of the auxiliary classifier that tells new classes apart and from all old ones; at least 0."""
+    """Weight of the auxiliary classifier, which separates new classes from each other and from old ones; at least 0."""
     train_base: Flag | None = None
-    """Whether the shared blocks go on learning after the first task; None: yes for ResNets, no for ViTs."""
+    """Whether the shared blocks are trained after the first task; None: yes for ResNets, no for ViTs."""
     align: Flag = True
     """Scale the new classes' weights to the norm of the old ones after each task."""
     specialised_init: Literal["backbone", "random"] = "backbone"
-    """The first specialised stage starts from the backbone's own, or at random, as the last block of PILOT's ViT."""
+    """Start of the first specialized stage: from the backbone, or random as for the last block of PILOT's ViT."""
 
 
 @register_method(
     "memo",
     config=MEMOConfig,
-    summary="shared shallow blocks, a new specialised last stage per task",
+    summary="shared shallow blocks, a new specialized last stage per task",
     needs_memory=True,
     is_shardable=False,
     paper="A Model or 603 Exemplars: Towards Memory-Efficient Class-Incremental Learning (2023)",

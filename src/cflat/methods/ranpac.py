@@ -28,9 +28,9 @@ class RanPACConfig(AdapterConfig):
     num_projections: Count | None = None
     """Random features M; at least 1. None: 10,000, or 16 for each feature of a small network."""
     scoring: Literal["linear", "cosine"] = "linear"
-    """Regression scores as the authors have them, or cosines with the rows of the solution as PILOT does."""
+    """Regression scores as in the authors' code, or cosines with the rows of the solution as in PILOT."""
     adapt: Flag = True
-    """Train adapters in the first task; without, the pretrained features are used as they are."""
+    """Train adapters in the first task; if False, use the pretrained features unchanged."""
     double: Flag = False
     """Sum and solve in double precision: twice the memory, for features that single precision cannot separate."""
 

@@ -19,7 +19,7 @@ __all__ = ["AESAM"]
 @register_optimizer(
     "ae_sam",
     title="AE-SAM",
-    summary="SAM when |g|^2 is large for its recent past, else plain",
+    summary="SAM when |g|^2 is large compared with its recent history, else plain",
     evaluations="1 or 2",
     held=1,
     paper="An Adaptive Policy to Employ Sharpness-Aware Minimization (2023)",
@@ -34,10 +34,10 @@ class AESAM(SharpnessAware):
         base: Any torch optimizer; its groups and schedules stay in charge of the update.
         model: The module whose buffers extra evaluations must leave alone; optional.
         rho: Radius of the perturbation; above 0, or a schedule.
-        decay: Share of the past in the moving statistics, in [0, 1).
+        decay: Decay of the moving statistics, in [0, 1).
         start: Threshold in deviations at the first step.
         end: Threshold in deviations at the last step.
-        total_steps: Length of the training in steps, if it is known; counted over all tasks.
+        total_steps: Total number of training steps over all tasks, if known.
         options: How steps are taken; see `StepOptions`.
     """
 

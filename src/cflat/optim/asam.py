@@ -20,7 +20,7 @@ __all__ = ["ASAM"]
     "asam",
     title="ASAM",
     has_own_radius=True,
-    summary="SAM in a neighbourhood scaled by |theta|",
+    summary="SAM with a neighborhood scaled by |theta|",
     evaluations="2",
     held=1,
     paper="ASAM: Adaptive Sharpness-Aware Minimization (2021)",

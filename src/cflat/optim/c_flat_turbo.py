@@ -82,7 +82,7 @@ _NAMED_RULES = {
 @register_optimizer(
     "c_flat_turbo",
     title="C-Flat Turbo",
-    summary="C-Flat predicted from what was measured, within a budget of evaluations",
+    summary="C-Flat approximated from earlier measurements, within an evaluation budget",
     evaluations="1.3, or as set",
     held=4,
     kept=1,
@@ -102,7 +102,8 @@ class CFlatTurbo(SharpnessAware):
         rho_fd: Step of the finite difference in g_f (rho'); None means ``rho``.
         lam: Weight of the flatness term; at least 0.
         evaluations: Budget in evaluations per step, above 1 and at most 4; predictions that are good enough make it
-            cost less. None is the rules' own: 1.3 for ``"adaptive"``, otherwise refreshes follow ``k``.
+            cost less. None uses the default of the rules: 1.3 for ``"adaptive"``; with the others, refreshes follow
+            ``k``.
         k: Steps from one refresh to the next in the first task, at least 1, instead of a budget; None is 5.
         k_growth: How much k grows over the whole stream (c of the appendix); at least 0.
         schedule: Whether k grows with the tasks; False refreshes every k steps throughout.
@@ -111,7 +112,7 @@ class CFlatTurbo(SharpnessAware):
         trigger: Whether to skip branches whose gradient is not large; None is True for the printed rules, which alone
             have a trigger.
         threshold: How many dispersions above its mean |g|^2 must lie to trigger (m); at least 0.
-        decay: Share of the past in the trigger's statistics (delta), in [0, 1).
+        decay: Decay of the trigger's moving statistics (delta), in [0, 1).
         options: How steps are taken; see `StepOptions`.
 
     >>> import torch

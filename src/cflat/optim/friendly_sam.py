@@ -35,7 +35,7 @@ class FriendlySAM(SharpnessAware):
         model: The module whose buffers extra evaluations must leave alone; optional.
         rho: Radius of the perturbation; above 0, or a schedule.
         sigma: Share of the full-batch component to remove; at least 0, and 0 is SAM.
-        decay: Share of the past in the moving average, in [0, 1).
+        decay: Decay of the moving average, in [0, 1).
         options: How steps are taken; see `StepOptions`.
     """
 

@@ -61,11 +61,11 @@ class TrainSettings:
     """Micro-batches per step, in each of its evaluations: the step of a batch so many times as large, with the memory
     of one. BatchNorm takes its statistics, and dropout its masks, from each micro-batch by itself."""
     eval_batch_size: Count | None = None
-    """Images per batch at test time; None takes batch_size."""
+    """Batch size at test time; None uses batch_size."""
     clip_norm: Positive | None = None
     """Clip the direction to this global norm; above 0."""
     checkpoint_minutes: NotNegative = 10.0
-    """Minutes between checkpoints within a task, besides one at every task; 0 saves at every step."""
+    """Minutes between checkpoints within a task, in addition to one after every task; 0 saves at every step."""
     check_purity: Flag = False
     """Verify on the first batch of every phase that the loss is pure: equal gradients twice, nothing changed."""
 
@@ -84,24 +84,24 @@ class RuntimeSettings:
     devices: Machines = 1
     """Devices per host, or as many ranks as torchrun has started there; several train one model together."""
     num_nodes: Machines = 1
-    """Hosts; torchrun knows by itself."""
+    """Number of hosts; set automatically under torchrun."""
     strategy: str = "auto"
     """auto, ddp, ddp_find_unused_parameters_true, fsdp: how several devices share the work. fsdp spreads the blocks
     of a ViT over them, each device keeping its part; the others have a copy of the network on each."""
     sync_batchnorm: Flag = True
-    """With several devices, BatchNorm takes its statistics over the whole batch; false: each device over its part."""
+    """With several devices, compute BatchNorm statistics over the global batch; false: per device."""
     timeout_seconds: Annotated[Positive, Field(le=10_000_000)] = 600.0
-    """How long a device waits for the others before it gives up; above 0."""
+    """Timeout in seconds when a device waits for the others; above 0."""
     precision: Annotated[Literal["32", "bf16", "16"], BeforeValidator(_as_text)] = "32"
     """32: full precision; bf16, 16: mixed precision of the forward pass, 16 with loss scaling."""
     threads: Machines | None = None
-    """CPU threads of torch; None leaves torch's choice."""
+    """Number of CPU threads for torch; None keeps torch's default."""
     channels_last: Flag = False
     """Keep the weights and outputs of convolutions in channels-last order: faster for small ResNets on a CPU."""
     exact_times: Flag = True
-    """Wait for a GPU several times per step, so that seconds are exact; false trains a little faster."""
+    """Synchronize with the GPU several times per step for exact timings; false trains slightly faster."""
     prefetch: Annotated[CountOrZero, Field(le=4096)] = 0
-    """Batches to prepare ahead on a thread."""
+    """Number of batches to prepare ahead on a background thread."""
 
     @property
     def num_ranks(self) -> int:

@@ -44,7 +44,7 @@ def _rows(facts: dict[str, Any]) -> list[list[str]]:
         ["python", f"{facts['python']} on {facts['system']} {facts['machine']}"],
         ["packages", packages],
         ["optional", optional],
-        ["processor", f"{facts['cpus']} cores, torch uses {facts['torch_threads']} threads"],
+        ["processor", f"{facts['cpus']} cores, torch threads: {facts['torch_threads']}"],
         ["memory", "unknown" if memory is None else f"{memory / 2**30:.1f} GiB"],
         ["GPUs", ", ".join(facts["gpus"]) or "none: use preset cpu or smoke"],
         ["free disk here", f"{facts['free_disk_bytes'] / 2**30:.1f} GiB"],

@@ -26,7 +26,7 @@ Rows = list[dict[str, Any]]
 
 def command(
     what: Annotated[str | None, typer.Argument(help="optimizers, methods, datasets, ...; default: all lists")] = None,
-    of: Annotated[str | None, typer.Argument(metavar="[NAME]", help="With keys: a method or an optimizer")] = None,
+    of: Annotated[str | None, typer.Argument(metavar="[NAME]", help="For keys: a method or an optimizer")] = None,
     json: Json = False,
 ) -> None:
     """List optimizers, methods, datasets, backbones, presets, recipes (tables and figures), inputs or keys."""
@@ -150,9 +150,9 @@ WHAT = {
     "methods": "continual-learning methods",
     "datasets": "datasets, and where their files are expected",
     "backbones": "networks",
-    "presets": "complete settings to start from",
+    "presets": "complete sets of settings for a method and dataset",
     "recipes": "tables and figures of the paper",
-    "inputs": "ways from pixels to inputs",
+    "inputs": "input recipes: crops, augmentation and normalization",
     "keys": "every key of a configuration; with a name: those of a method or an optimizer",
 }
 NEXT = {

@@ -31,7 +31,7 @@ def command(
     steps: Annotated[int, typer.Option(min=1, help="Steps to probe")] = 24,
     warmup: Annotated[int, typer.Option(min=0, help="Training steps before the first probe")] = 10,
     task: Annotated[
-        int, typer.Option(min=0, help="Index of the task to probe, from 0; earlier tasks are trained plainly")
+        int, typer.Option(min=0, help="Task to probe, from 0; earlier tasks are trained with the base optimizer")
     ] = 0,
     out: Annotated[Path | None, typer.Option(help="Folder of the results; default runs/probe-METHOD-DATA")] = None,
     quiet: Quiet = False,

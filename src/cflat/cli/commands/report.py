@@ -22,7 +22,7 @@ def command(
     folders: Annotated[
         list[Path], typer.Argument(metavar="DIR...", help="Run directories, or folders that contain them")
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The page to write")] = Path("report.html"),
+    out: Annotated[Path, typer.Option("--out", "-o", help="Output file")] = Path("report.html"),
     tables: Annotated[Path | None, typer.Option(help="Also write the tables as LaTeX and CSV into this folder")] = None,
     title: Annotated[str | None, typer.Option(help="Title of the page")] = None,
     json: Json = False,

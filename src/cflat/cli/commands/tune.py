@@ -49,7 +49,7 @@ def command(
         typer.Option("--range", help="What to search: base.lr=0.001:0.1, optimizer.k=[2, 5, 10]; may be repeated"),
     ] = None,
     metric: Annotated[str, typer.Option(help="Validation accuracy to maximise: avg or last")] = "avg",
-    sampler: Annotated[str, typer.Option(help="tpe, which learns from earlier trials, or random")] = "tpe",
+    sampler: Annotated[str, typer.Option(help="tpe (guided by earlier trials) or random")] = "tpe",
     search_seed: Annotated[int, typer.Option(help="Random seed of the search")] = 0,
     prune: Annotated[bool, typer.Option("--prune/--no-prune", help="Stop trials early that fall behind")] = True,
     curve: Annotated[
