@@ -14,7 +14,7 @@ from cflat.report.model import Cell, Table
 from cflat.report.records import require_records
 from cflat.report.tables import accuracy_table, cost_table, runs_table
 
-_NUMBER = re.compile(r"(?P<value>[+-]?\d[\d.]*)(?: ± (?P<std>[\d.]+))?(?:, p (?P<p>[\d.e+-]+))?")
+_NUMBER = re.compile(r"(?P<value>[+-]?\d[\d.]*)(?: ± (?P<std>[\d.]+))?(?: \(p (?P<p>[\d.e+-]+)\))?")
 """What a cell can hold besides text: a number, its deviation, and the p-value of a difference."""
 _ESCAPES = str.maketrans(
     {
@@ -63,9 +63,9 @@ def latex_text(table: Table) -> str:
 def csv_text(table: Table) -> str:
     """Return a table as CSV: deviations and p-values get columns of their own.
 
-    >>> print(csv_text(Table("Accuracy", ("runs", "Avg"), ((Cell("C-Flat"), Cell("61.20 ± 0.31", 61.2)),))), end="")
-    runs,Avg,Avg std
-    C-Flat,61.20,0.31
+    >>> print(csv_text(Table("Accuracy", ("runs", "Avg"), ((Cell("C-Flat"), Cell("+1.4 ± 0.3 (p 0.02)")),))), end="")
+    runs,Avg,Avg std,Avg p
+    C-Flat,+1.4,0.3,0.02
     """
     columns: list[list[str]] = []
     for index, title in enumerate(table.columns):
