@@ -12,7 +12,7 @@ from cflat.data import Batch, BatchLoader, ImageSet, Split, Stream, Task, Transf
 from cflat.methods import Method
 from cflat.train.runtime import Runtime
 
-__all__ = ["Extractor", "count_correct"]
+__all__ = ["Extractor", "count_correct", "count_correct_of_task"]
 
 
 class Extractor:
@@ -65,7 +65,6 @@ class Extractor:
         return self.runtime.gather(own).transpose(0, 1).flatten(0, 2)[: len(loader.images)]
 
 
-@torch.no_grad()
 def count_correct(
     method: Method,
     stream: Stream,
@@ -83,27 +82,44 @@ def count_correct(
     method.eval()
     counts: dict[str, list[int]] = {name: [] for name in method.scores}
     for task in stream.tasks[: task_index + 1]:
-        images = task.images(split)
-        loader = BatchLoader(
-            # By class, as PILOT and PyCIL have it: methods that let a batch vote depend on who is in it.
-            images.select(np.argsort(images.labels, kind="stable")),
-            transform,
-            batch_size,
-            shuffle=False,
-            device=runtime.device,
+        correct = count_correct_of_task(
+            method, stream, task, task.images(split), transform, batch_size, runtime, heed_stop
         )
-        correct = torch.zeros(len(method.scores), dtype=torch.int64, device=runtime.device)
-        for batch in _in_turns(loader, runtime, heed_stop):
-            if batch is None:
-                continue
-            with runtime.autocast():
-                scores = method.predict(batch.without_labels())
-            for position, name in enumerate(method.scores):
-                correct[position] += _is_right(scores[name], batch.labels, stream, task).sum()
-        total = correct if _num_sharing(runtime) == 1 else runtime.sum_over_ranks(correct)
-        for name, count in zip(method.scores, total.tolist(), strict=True):
-            counts[name].append(int(count))
+        for name, count in zip(method.scores, correct, strict=True):
+            counts[name].append(count)
     return counts
+
+
+@torch.no_grad()
+def count_correct_of_task(
+    method: Method,
+    stream: Stream,
+    task: Task,
+    images: ImageSet,
+    transform: Transform,
+    batch_size: int,
+    runtime: Runtime,
+    heed_stop: Callable[[], None] = lambda: None,
+) -> list[int]:
+    """Return for each score the number of right answers on images of one task; the method is in evaluation mode."""
+    loader = BatchLoader(
+        # By class, as PILOT and PyCIL have it: methods that let a batch vote depend on who is in it.
+        images.select(np.argsort(images.labels, kind="stable")),
+        transform,
+        batch_size,
+        shuffle=False,
+        device=runtime.device,
+    )
+    correct = torch.zeros(len(method.scores), dtype=torch.int64, device=runtime.device)
+    for batch in _in_turns(loader, runtime, heed_stop):
+        if batch is None:
+            continue
+        with runtime.autocast():
+            scores = method.predict(batch.without_labels())
+        for position, name in enumerate(method.scores):
+            correct[position] += _is_right(scores[name], batch.labels, stream, task).sum()
+    total = correct if _num_sharing(runtime) == 1 else runtime.sum_over_ranks(correct)
+    return [int(count) for count in total.tolist()]
 
 
 def _in_turns(loader: BatchLoader, runtime: Runtime, heed_stop: Callable[[], None]) -> Iterator[Batch | None]:
