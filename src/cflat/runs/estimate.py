@@ -291,7 +291,9 @@ class _At:
             return above
         tasks, values = np.array([task for task, _ in known[1:]]), np.stack([value for _, value in known[1:]])
         mean = values.mean(axis=0)
-        slope = np.clip(_slope(tasks, values), 0, mean * self.growth)
+        slope = np.maximum(_slope(tasks, values), 0)
+        if np.isfinite(self.growth):
+            slope = np.minimum(slope, mean * self.growth)
         return mean + slope * (self.task - tasks.mean())
 
 
@@ -301,7 +303,7 @@ def _growth(works: Sequence[Work], rates: Sequence[Rates]) -> float:
         return np.inf
     tasks = np.array([rate.task for rate in rates[1:]])
     counted = ([rate.look_flops for rate in rates[1:]], [works[rate.task].state_bytes for rate in rates[1:]])
-    return max(float(_slope(tasks, np.array(values))) / max(np.mean(values), 1) for values in counted)
+    return max(0.0, *(float(_slope(tasks, np.array(values)) / max(np.mean(values), 1)) for values in counted))
 
 
 def _slope(tasks: npt.NDArray[Any], values: npt.NDArray[Any]) -> Any:
