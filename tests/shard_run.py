@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -117,6 +118,13 @@ def stop_and_go_on(case: str, runtime: Runtime, folder: Path) -> dict[str, Any]:
     return learn(case, runtime, folder)
 
 
+def stop(case: str, runtime: Runtime, folder: Path) -> None:
+    """Leave a checkpoint of a run that was stopped after its first step."""
+    folder.mkdir(exist_ok=True)
+    with suppress(TrainingInterrupted):
+        learn(case, runtime, folder, stop_after=1)
+
+
 def main(out: str, *cases: str) -> None:
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
@@ -126,6 +134,7 @@ def main(out: str, *cases: str) -> None:
         folder = Path(out).parent / f"resumed-{case}"
         folder.mkdir(exist_ok=True)
         results[f"resumed-{case}"] = stop_and_go_on(case, runtime, folder)
+        stop(case, runtime, Path(out).parent / f"stopped-{case}")
     torch.save(results, f"{out}.{runtime.rank}")
 
 

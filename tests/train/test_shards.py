@@ -22,8 +22,13 @@ OTHERS = sorted(set(CASES) - set(IN_SUITE))
 
 
 @pytest.fixture(scope="module")
-def on_two_ranks(tmp_path_factory) -> list[dict]:
-    return run_ranks(tmp_path_factory.mktemp("shards"), IN_SUITE)
+def folder(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("shards")
+
+
+@pytest.fixture(scope="module")
+def on_two_ranks(folder: Path) -> list[dict]:
+    return run_ranks(folder, IN_SUITE)
 
 
 @pytest.fixture(scope="module")
@@ -41,10 +46,10 @@ def run_ranks(folder: Path, cases: list[str]) -> list[dict]:
 
 
 @cache
-def alone(case: str) -> dict:
+def alone(case: str, resumed: Path | None = None) -> dict:
     torch.set_default_dtype(torch.float64)
     try:
-        return learn(case, Runtime(RuntimeSettings(accelerator="cpu")))
+        return learn(case, Runtime(RuntimeSettings(accelerator="cpu")), resumed)
     finally:
         torch.set_default_dtype(torch.float32)
 
@@ -80,6 +85,15 @@ def test_runs_that_were_stopped_go_on_bit_for_bit(on_two_ranks: list[dict]):
         assert [key for key in whole["state"] if not torch.equal(whole["state"][key], resumed["state"][key])] == []
         assert whole["correct"] == resumed["correct"]
         assert whole["evaluations"] == resumed["evaluations"]
+
+
+def test_a_run_that_was_stopped_in_parts_goes_on_in_one(on_two_ranks: list[dict], folder: Path):
+    case = "finetune-turbo"
+    assert list((folder / f"stopped-{case}" / "checkpoints").glob("*.pt"))
+    moved, expected = alone(case, folder / f"stopped-{case}"), alone(case)
+    torch.testing.assert_close(moved["state"], expected["state"], rtol=1e-9, atol=1e-9)
+    for key in ("correct", "evaluations", "trainable"):
+        assert moved[key] == expected[key], key
 
 
 @pytest.mark.slow

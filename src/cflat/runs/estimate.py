@@ -8,7 +8,8 @@ Over all tasks t, with rates r that are measured at some tasks and interpolated 
                            + checkpoints * r.saving      (large ones: at most a tenth of the rest)
 
 Counts are exact but for the evaluations of optimizers that decide by what they see. Beyond the last measured task the
-rates go on as they grew between the last two; the state is counted to the end.
+rates follow the line through the measured ones, which grows no faster than the arithmetic of a prediction or the state
+do: these are counted and have no noise. The state is counted to the end.
 """
 
 from __future__ import annotations
@@ -20,14 +21,15 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from cflat.config.run_config import RunConfig
 from cflat.runs.run import assemble, check_devices, evaluated_splits
 from cflat.train import OptimizerChoice, Runtime
 from cflat.train.calibrate import Calibration, PhaseWork, Rates, Times, Work, clock, expected_evaluations
 from cflat.train.checkpoint import KEPT
-from cflat.train.loop import CHEAP_BYTES, SAVING_SHARE
 from cflat.train.meters import peak_memory_bytes
+from cflat.train.state import CHEAP_BYTES, SAVING_SHARE
 
 BUDGET_SECONDS = 30.0
 """Measurements end after so long, but not before three tasks are measured."""
@@ -202,13 +204,14 @@ def predict(
     """
     spent = {name: np.zeros(2) for name in ("training", "testing", "borders", "checkpoints")}
     tasks, written, test_flops = [], 0.0, 0.0
+    growth = _growth(works, rates)
     for work, per_step in zip(works, evaluations, strict=True):
-        at = _At(rates, work.task)
+        at, freely = _At(rates, work.task, growth), _At(rates, work.task)
         training = sum((_training(phase, per_step, ranks, at) for phase in work.phases), start=np.zeros(2))
         testing = (
             work.new_images * at(lambda rate: rate.first_look) + work.seen_images * at(lambda rate: rate.next_look)
         ) / ranks
-        borders = at(lambda rate: rate.border) + work.train_images * at(lambda rate: rate.passes) / ranks
+        borders = freely(lambda rate: rate.border) + work.train_images * at(lambda rate: rate.passes) / ranks
         num_saved = 1 + sum(phase.steps > 0 for phase in work.phases)
         checkpoints = num_saved * at(lambda rate: rate.saving)
         if work.state_bytes >= CHEAP_BYTES:
@@ -217,8 +220,8 @@ def predict(
             spent[name] += part
         steps = sum(phase.steps for phase in work.phases)
         flops = sum(
-            phase.steps * float(at(_of_phase(phase, "flops_per_step")))
-            + phase.steps * per_step * float(at(_of_phase(phase, "flops_per_evaluation")))
+            phase.steps * float(freely(_of_phase(phase, "flops_per_step")))
+            + phase.steps * per_step * float(freely(_of_phase(phase, "flops_per_evaluation")))
             for phase in work.phases
         )
         seconds, cpu_seconds = (training + testing + borders + checkpoints).tolist()
@@ -226,7 +229,7 @@ def predict(
         overhead = rates[-1].checkpoint_bytes - works[rates[-1].task].state_bytes
         share = float(checkpoints[0]) / max(num_saved * float(at(lambda rate: rate.saving)[0]), 1e-9)
         written += share * num_saved * (work.state_bytes + overhead)
-        test_flops += (work.new_images + work.seen_images) * float(at(lambda rate: rate.look_flops))
+        test_flops += (work.new_images + work.seen_images) * float(freely(lambda rate: rate.look_flops))
     last, measured = works[-1], works[rates[-1].task]
     checkpoint = rates[-1].checkpoint_bytes + last.state_bytes - measured.state_bytes
     lines = sum(EPOCH_BYTES * sum(phase.epochs for phase in work.phases) for work in works)
@@ -266,10 +269,16 @@ def _training(phase: PhaseWork, evaluations: float, ranks: int, at: _At) -> Time
 
 
 class _At:
-    """Rates at one task: between measured tasks on the line through both, after the last as between the last two."""
+    """Rates at one task: between measured tasks on the line through both, after the last on one through all.
 
-    def __init__(self, rates: Sequence[Rates], task: int) -> None:
-        self.rates, self.task = rates, task
+    Args:
+        rates: Of the measured tasks.
+        task: Where they are wanted.
+        growth: By how much a rate may grow per task, relative to its mean; no limit by default.
+    """
+
+    def __init__(self, rates: Sequence[Rates], task: int, growth: float = np.inf) -> None:
+        self.rates, self.task, self.growth = rates, task, growth
 
     def __call__(self, value: Callable[[Rates], Any]) -> Any:
         """Return one rate; tasks that do not have it (None) are left out."""
@@ -280,8 +289,27 @@ class _At:
             return below + (above - below) * ((self.task - low) / (high - low))
         if self.task == high or len(known) < 3:
             return above
-        (before, past), (last, present) = known[-2:]
-        return present + np.maximum(present - past, 0) * ((self.task - last) / (last - before))
+        tasks, values = np.array([task for task, _ in known[1:]]), np.stack([value for _, value in known[1:]])
+        mean = values.mean(axis=0)
+        slope = np.maximum(_slope(tasks, values), 0)
+        if np.isfinite(self.growth):
+            slope = np.minimum(slope, mean * self.growth)
+        return mean + slope * (self.task - tasks.mean())
+
+
+def _growth(works: Sequence[Work], rates: Sequence[Rates]) -> float:
+    """Return by how much a prediction's arithmetic or the state grow per task, relative to their means."""
+    if len(rates) < 3:
+        return np.inf
+    tasks = np.array([rate.task for rate in rates[1:]])
+    counted = ([rate.look_flops for rate in rates[1:]], [works[rate.task].state_bytes for rate in rates[1:]])
+    return max(0.0, *(float(_slope(tasks, np.array(values)) / max(np.mean(values), 1)) for values in counted))
+
+
+def _slope(tasks: npt.NDArray[Any], values: npt.NDArray[Any]) -> Any:
+    """Return the slope of the least-squares line; the first task, unlike all others, must not be among them."""
+    centered = tasks - tasks.mean()
+    return np.tensordot(centered, values, axes=1) / np.square(centered).sum()
 
 
 def _of_phase(phase: PhaseWork, name: str) -> Callable[[Rates], Any]:

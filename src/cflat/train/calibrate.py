@@ -21,21 +21,24 @@ from cflat.data import Batch, BatchLoader, ImageSet, Task
 from cflat.methods import Phase
 from cflat.optim import SharpnessAware, create_optimizer
 from cflat.train.evaluate import Extractor
-from cflat.train.loop import OptimizerChoice, _Position, _Run
+from cflat.train.loop import OptimizerChoice, _Run
 from cflat.train.meters import count_flops
 from cflat.train.objective import Objective
 from cflat.train.observer import Observer, StepEvent
+from cflat.train.state import Position
 
 __all__ = ["Calibration", "PhaseRates", "PhaseWork", "Rates", "Times", "Work", "clock", "expected_evaluations"]
 
 Times: TypeAlias = npt.NDArray[np.float64]
 """Wall seconds and CPU seconds: beside other jobs, the second is the one that can be trusted."""
 
-NUM_STEPS = 7
-"""Steps of each measured phase; of the first two no time is taken."""
+NUM_STEPS = 12
+"""Steps of each measured phase; the first two are not timed."""
 LEAST_STEPS = 3
 ENOUGH_SECONDS = 3.0
 """A phase that has taken so long is not measured any further."""
+BLOCK_SECONDS, BLOCKS = 0.05, 3
+"""What is short is measured in blocks of calls that take so long, and the median of the blocks is taken."""
 TOY_STEPS = 300
 
 
@@ -138,7 +141,7 @@ class Calibration(_Run):
 
     def measure(self, task: Task) -> tuple[Work, Rates]:
         """Count what a task does, do a little of it, and return what that cost."""
-        self.position, self.is_grown = _Position(task.index), False
+        self.position, self.is_grown = Position(task.index), False
         started = clock()
         self.few.passes, self.few.spent = np.zeros(2), np.zeros(2)
         self.start_task(task)
@@ -146,7 +149,7 @@ class Calibration(_Run):
         work = self._count(task)
         phases = {}
         for index, phase in enumerate(self.method.phases(task)):
-            self.position = _Position(task.index, index)
+            self.position = Position(task.index, index)
             phases[phase.name], outside = self._measure_phase(task, phase)
             elapsed = elapsed + outside
         started = clock()
@@ -155,7 +158,7 @@ class Calibration(_Run):
         elapsed = elapsed + clock() - started
         first_look, next_look, look_flops = self._measure_looks(task)
         started = clock()
-        self.position = _Position(task.index + 1)
+        self.position = Position(task.index + 1)
         self._save()
         saving = clock() - started
         return work, Rates(
@@ -213,12 +216,14 @@ class Calibration(_Run):
         self.train_phase(task, phase)
         elapsed = clock() - started
         steps = self.recorded
-        outside = elapsed - steps.spent
+        # The steps that were not timed are steps all the same, and no part of what surrounds them.
+        typical = np.median([spent for spent, _ in steps.durations], axis=0)
+        outside = elapsed - steps.spent - steps.num_untimed * typical
         evaluation, batch = steps.evaluation, min(loader.batch_size, len(loader.images))
-        step = np.median([spent - count * evaluation for spent, count in steps.durations], axis=0) - decoding
+        step = np.median([spent - images * evaluation for spent, images in steps.durations], axis=0) - decoding
         rates = PhaseRates(
             np.maximum(step, 0),
-            evaluation / batch,
+            evaluation,
             decoding / batch,
             steps.flops_per_step,
             steps.flops_per_evaluation,
@@ -231,21 +236,16 @@ class Calibration(_Run):
         self.recorded.flops_per_step, self.recorded.flops_per_evaluation = flops
         return flops
 
-    @torch.no_grad()
     def _measure_looks(self, task: Task) -> tuple[Times, Times, float]:
-        """Answer for one batch twice; return what one image takes, first and later, and its arithmetic."""
+        """Test on one batch several times; return what one image takes, first and later, and its arithmetic."""
         self.method.eval()
         images = task.images(self.splits[0])
         few = images.select(np.argsort(images.labels, kind="stable")[: self.eval_batch_size])
-        loader = BatchLoader(few, self.inputs.eval, self.eval_batch_size, shuffle=False, device=self.runtime.device)
 
         def look() -> None:
-            for batch in loader:
-                with self.runtime.autocast():
-                    for scores in self.method.predict(batch.without_labels()).values():
-                        scores.argmax(dim=1)
+            self.extract.count_correct_of_task(self.stream, task, few)
 
-        first, again = _elapsed(look), np.min([_elapsed(look), _elapsed(look)], axis=0)
+        first, again = _elapsed(look), _typical(look)
         return first / len(few), again / len(few), count_flops(look) / len(few)
 
 
@@ -271,9 +271,9 @@ class _Steps(Observer):
     flops_per_step = flops_per_evaluation = 0.0
 
     def on_phase_start(self, optimizer: SharpnessAware, network: nn.Module) -> None:
-        self.durations: list[tuple[Times, int]] = []
+        self.durations: list[tuple[Times, int]] = []  # with the images of all evaluations
         self.evaluation, self.spent = np.zeros(2), np.zeros(2)
-        self._num_begun = 0
+        self.num_untimed = self._num_begun = 0
         self._mark = clock()
 
     def on_step_start(self, epoch: int, objective: Objective, batch: Batch) -> None:
@@ -281,15 +281,17 @@ class _Steps(Observer):
         if self._num_begun == 2:
             started = clock()
             closure = objective.closure(batch)
-            self.evaluation = np.min([_elapsed(closure) for _ in range(3)], axis=0)
+            self.evaluation = _typical(closure) / len(batch)
             objective.method.network.zero_grad()
             self.spent = self.spent + clock() - started
 
     def on_step(self, event: StepEvent) -> None:
         now = clock()
         if self._num_begun > 2:
-            self.durations.append((now - self._mark, event.evaluations))
+            self.durations.append((now - self._mark, event.num_images * event.evaluations))
             self.spent = self.spent + now - self._mark
+        else:
+            self.num_untimed += 1
         self._mark = now
 
 
@@ -344,3 +346,18 @@ def _elapsed(function: Callable[[], object]) -> Times:
     started = clock()
     function()
     return clock() - started
+
+
+def _typical(function: Callable[[], object]) -> Times:
+    """Return what a call takes after the first: the median of several blocks, each timed as a whole.
+
+    Single calls of a millisecond look slower than they are in a loop: the clock's own time is added to each of them.
+    """
+    function()
+    once = _elapsed(function)
+    count = int(BLOCK_SECONDS / max(float(once[1]), 1e-6))
+    if count < 2:
+        return np.minimum(once, _elapsed(function))
+    blocks = [_elapsed(lambda: [function() for _ in range(count)]) / count for _ in range(BLOCKS)]
+    median: Times = np.median(blocks, axis=0)
+    return median

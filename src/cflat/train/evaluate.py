@@ -48,28 +48,29 @@ class Extractor:
             place[: len(part)] = part
         return self.runtime.gather(own).transpose(0, 1).flatten(0, 2)[: len(images)]
 
-    @torch.no_grad()
     def count_correct(self, stream: Stream, task_index: int, split: Split = "test") -> dict[str, list[int]]:
         """Return for each score the number of right answers on the images of a split of every task seen so far."""
         self.method.eval()
+        tasks = stream.tasks[: task_index + 1]
+        by_task = [self.count_correct_of_task(stream, task, task.images(split)) for task in tasks]
+        return dict(zip(self.method.scores, map(list, zip(*by_task, strict=True)), strict=True))
+
+    @torch.no_grad()
+    def count_correct_of_task(self, stream: Stream, task: Task, images: ImageSet) -> list[int]:
+        """Return for each score the number of right answers on images of one task; the method is in evaluation mode."""
         names = self.method.scores
-        counts: dict[str, list[int]] = {name: [] for name in names}
-        for task in stream.tasks[: task_index + 1]:
-            images = task.images(split)
-            # By class, as PILOT and PyCIL have it: methods that let a batch vote depend on who is in it.
-            loader = self._loader(images.select(np.argsort(images.labels, kind="stable")))
-            correct = torch.zeros(len(names), dtype=torch.int64, device=self.runtime.device)
-            for batch in self._in_turns(loader):
-                if batch is None:
-                    continue
-                with self.runtime.autocast():
-                    scores = self.method.predict(batch.without_labels())
-                for position, name in enumerate(names):
-                    correct[position] += _is_right(scores[name], batch.labels, stream, task).sum()
-            total = correct if self._num_sharing == 1 else self.runtime.sum_over_ranks(correct)
-            for name, count in zip(names, total.tolist(), strict=True):
-                counts[name].append(int(count))
-        return counts
+        # By class, as PILOT and PyCIL have it: methods that let a batch vote depend on who is in it.
+        loader = self._loader(images.select(np.argsort(images.labels, kind="stable")))
+        correct = torch.zeros(len(names), dtype=torch.int64, device=self.runtime.device)
+        for batch in self._in_turns(loader):
+            if batch is None:
+                continue
+            with self.runtime.autocast():
+                scores = self.method.predict(batch.without_labels())
+            for position, name in enumerate(names):
+                correct[position] += _is_right(scores[name], batch.labels, stream, task).sum()
+        total = correct if self._num_sharing == 1 else self.runtime.sum_over_ranks(correct)
+        return [int(count) for count in total.tolist()]
 
     def _loader(self, images: ImageSet) -> BatchLoader:
         return BatchLoader(images, self.transform, self.batch_size, shuffle=False, device=self.runtime.device)

@@ -21,10 +21,7 @@ from cflat.train.records import epoch_record, task_record
 from cflat.train.runtime import Part, Runtime
 from cflat.train.schedules import lr_factor, make_base, set_lr
 from cflat.train.settings import BaseSettings, TrainSettings
-from cflat.train.state import CHEAP_BYTES as CHEAP_BYTES
-from cflat.train.state import SAVING_SHARE as SAVING_SHARE
-from cflat.train.state import Inputs, OptimizerChoice, RunState, StateNotSaved, TrainingInterrupted
-from cflat.train.state import _Position as _Position
+from cflat.train.state import Inputs, OptimizerChoice, Position, RunState, StateNotSaved, TrainingInterrupted
 
 __all__ = ["Inputs", "OptimizerChoice", "RunResult", "StateNotSaved", "TrainingInterrupted", "run_stream"]
 
@@ -138,7 +135,7 @@ class _Run(RunState):
         phases = self.method.phases(task)
         while self.position.phase < len(phases):
             yield phases[self.position.phase]
-            self.position = _Position(task.index, self.position.phase + 1)
+            self.position = Position(task.index, self.position.phase + 1)
             if self.has_unsaved_steps:  # a stop in what follows, be it merging or testing, finds everything saved
                 self._save_at_border()
 
@@ -216,7 +213,7 @@ class _Run(RunState):
             counts = self.extract.count_correct(self.stream, task.index, split)
             before = self.accuracy[split]
             self.accuracy[split] = {name: before[name].with_stage(correct) for name, correct in counts.items()}
-        self.position, self.is_grown = _Position(task.index + 1), False
+        self.position, self.is_grown = Position(task.index + 1), False
         seconds = time.perf_counter() - started
         self.observer.on_task_end(task_record(task, self.accuracy, self.meter.summary(), seconds))
         self._save_at_border()

@@ -65,7 +65,7 @@ class OptimizerChoice:
 
 
 @dataclass(frozen=True)
-class _Position:
+class Position:
     """The next thing to do."""
 
     task: int = 0
@@ -93,7 +93,7 @@ class RunState:
     identity: dict[str, Any]
 
     def __post_init__(self) -> None:
-        self.position = _Position()
+        self.position = Position()
         self.meter = CostMeter()
         self.accuracy = {split: self._no_stages(split) for split in self.splits}
         self.eval_batch_size = self.train.eval_batch_size or self.train.batch_size
@@ -166,7 +166,7 @@ class RunState:
                 raise DataError(f"The checkpoint does not fit this run ({reason:.200}); start the run anew.") from error
 
     def _load(self, state: dict[str, Any]) -> None:
-        self.position = _Position(*state["position"])
+        self.position = Position(*state["position"])
         self.is_grown = state["is_grown"]
         require_finite(state["method"])
         if not 0 <= self.position.task <= self.stream.num_tasks - self.is_grown:
