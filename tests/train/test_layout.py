@@ -1,4 +1,4 @@
-"""Convolutions in channels-last order: the same training to rounding, resumed bit for bit."""
+"""Convolutions in channels-last order: the same training to rounding in double precision, resumed bit for bit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from cflat.train import BaseSettings, Observer, OptimizerChoice, Runtime, RuntimeSettings, TrainSettings, run_stream
-from runs import cpu, tiny_inputs, tiny_method, tiny_stream
+from runs import cpu, tiny_method, tiny_stream
+from shard_run import inputs
 
 STREAM = tiny_stream(per_class=4)
 
@@ -34,12 +35,19 @@ def run(runtime: Runtime, observer: Observer | None = None, folder: Path | None 
         train=TrainSettings(epochs=1, batch_size=6, checkpoint_minutes=0),
         runtime=runtime,
         optimizer=OptimizerChoice("c_flat_turbo", {"rho": 0.05}),
-        inputs=tiny_inputs(),
+        inputs=inputs(),
         observer=observer,
         folder=folder,
         resume=folder is not None,
     )
     return method
+
+
+@pytest.fixture(autouse=True)
+def _double():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
 
 
 def test_layouts_train_alike_and_resume(tmp_path: Path):
@@ -49,7 +57,7 @@ def test_layouts_train_alike_and_resume(tmp_path: Path):
     assert all(kernel.is_contiguous(memory_format=torch.channels_last) for kernel in kernels)
     expected = dict(plain.network.named_parameters())
     for name, weight in whole.network.named_parameters():
-        torch.testing.assert_close(weight, expected[name], rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(weight, expected[name], rtol=1e-6, atol=1e-9)
     with pytest.raises(KeyboardInterrupt):
         run(runtime, CrashAt(2), tmp_path)
     state = run(runtime, folder=tmp_path).state_dict()
