@@ -195,7 +195,8 @@ def _speeds(speeds: Mapping[str, Any]) -> list[str]:
 def _robustness(rows: Mapping[str, Any]) -> list[str]:
     conditions = list(dict.fromkeys(condition for row in rows.values() for condition in row))
     lines = ["Avg / Last (%) away from the tuned settings:", ""]
-    lines += ["| condition | " + " | ".join(ROWS[name].title for name in rows) + " |", "|---" * (len(rows) + 1) + "|"]
+    titles = (f"{ROWS[name].title} ({len(row['tuned']['avg'])} seeds)" for name, row in rows.items())
+    lines += ["| condition | " + " | ".join(titles) + " |", "|---" * (len(rows) + 1) + "|"]
     for condition in conditions:
         cells = (
             f"{percent(row[condition]['avg'])} / {percent(row[condition]['last'])}" if condition in row else "-"
