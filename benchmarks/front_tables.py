@@ -90,7 +90,7 @@ def write_tables(out: Path | None, folder: Path) -> None:
         for name, row in values.get("rows", {}).items():  # after the ledger: these follow from it
             row["relative_speed"] = ledger["speed"].get(stream, {}).get(name, {}).get("relative")
             row["differences"] = differences(values["rows"], name)
-    streams = {stream: values for stream, values in ledger["streams"].items() if values.get("rows")}
+    streams = {stream: values for stream, values in ledger["streams"].items() if len(values.get("rows", ())) > 1}
     write_atomic(folder / "front.md", markdown(streams) + "".join(f"{line}\n" for line in _speeds(ledger["speed"])))
     for stream, values in streams.items():
         draw(values, folder / f"{stream}.png")
