@@ -9,7 +9,8 @@ Published numbers come from the recipes of `cflat reproduce`. All effects are pa
 A verdict is decided by rules that are fixed here, before the numbers:
 
 - "A is better than B" holds if the interval lies above 0 in at least one comparison and below 0 in none; it does not
-  hold if it lies below 0 in one.
+  hold if it lies below 0 in one. For this count the intervals of a claim are widened to hold together with 95 %
+  (Bonferroni), so that one lucky comparison among many decides nothing; tables show each interval by itself.
 - "A is as good as B" holds if every interval excludes a loss of more than `MARGIN` points; it does not hold if one lies
   below 0 (and does not exclude such a loss).
 - "A does not help" holds if every interval excludes a gain of more than `MARGIN` points; it does not hold if one lies
@@ -136,12 +137,22 @@ def better(effects: Sequence[Effect]) -> Finding:
     """Judge "is better than"."""
     if not effects:
         return nothing()
-    gains, losses = sum(e.low > 0 for e in effects), sum(e.high < 0 for e in effects)
+    halves = [joint_half(effect, len(effects)) for effect in effects]
+    gains = sum(effect.mean > half for effect, half in zip(effects, halves, strict=True))
+    losses = sum(effect.mean < -half for effect, half in zip(effects, halves, strict=True))
     reason = (
         f"{len(effects)} comparisons; significant gains: {gains}, significant losses: {losses}, "
         f"undecided: {len(effects) - gains - losses}."
     )
     return Finding(decide(gains and not losses, losses), reason, [e.row() for e in effects])
+
+
+def joint_half(effect: Effect, number: int) -> float:
+    """Return half of the interval that is right together with those of all other comparisons, by Bonferroni."""
+    from scipy.stats import t
+
+    degrees = effect.seeds - 1
+    return effect.half * float(t.ppf(1 - 0.025 / number, degrees) / t.ppf(0.975, degrees))
 
 
 def as_good(effects: Sequence[Effect]) -> Finding:

@@ -33,6 +33,7 @@ HOLDS, FAILS, OPEN = claims.HOLDS, claims.FAILS, claims.UNTESTED
         ([(0.5, 2.0)], OPEN, OPEN, OPEN),
         ([(-0.6, 0.3)], FAILS, HOLDS, HOLDS),
         ([(0.6, 0.3)], HOLDS, HOLDS, HOLDS),
+        ([(0.6, 0.5), *[(0.0, 0.5)] * 9], OPEN, HOLDS, FAILS),  # one of ten by luck
         ([], OPEN, OPEN, OPEN),
     ],
 )
