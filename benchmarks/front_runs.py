@@ -242,19 +242,11 @@ def check_row(front: Front, stream: str, name: str) -> bool:
         print(f"{stream}/{name}: not in the ledger", flush=True)
         return False
     found = run_final(front, f"{stream}/{name}/check", bench, row, known["settings"], {})
-    same = True
-    for number, pair in enumerate(zip(found["avg"], found["last"], strict=True)):
-        published = (known["avg"][number], known["last"][number])
-        same = same and pair == published
-        said = ", ".join(
-            f"{metric} {new:.2%} (ledger {old:.2%})"
-            for metric, new, old in zip(("Avg", "Last"), pair, published, strict=True)
-        )
-        print(
-            f"{stream}/{name}/seed{FINAL_SEED + number}: {said}: {'same' if pair == published else 'DIFFERENT'}",
-            flush=True,
-        )
-    return same
+    ends = [list(zip(side["avg"], side["last"], strict=True)) for side in (found, known)]
+    for seed, (new, old) in enumerate(zip(*ends, strict=False), start=FINAL_SEED):  # there may be fewer published
+        values = f"Avg {new[0]:.2%} (ledger {old[0]:.2%}), Last {new[1]:.2%} (ledger {old[1]:.2%})"
+        print(f"{stream}/{name}/seed{seed}: {values}: {'same' if new == old else 'DIFFERENT'}", flush=True)
+    return all(new == old for new, old in zip(*ends, strict=False))
 
 
 def run_final(
