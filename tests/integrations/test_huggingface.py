@@ -43,6 +43,7 @@ def trainer_for(folder, row, cls=FlatTrainer, data=None, **options):
 def hand_written(row, trainer, accumulate=1, bf16=False, max_norm=None):
     """The trainer lends its data loader and its count of tokens per step, by which it divides; the loop is ours."""
     model = gpt()
+    model.config.use_cache = trainer.model.config.use_cache  # switched off by trainers: attention rounds otherwise
     flat = adam(row, model, options=cflat.StepOptions(max_norm=max_norm))
     torch.manual_seed(3)
     batches = list(zip(trainer.get_train_dataloader(), trainer.counts, strict=True))
