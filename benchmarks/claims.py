@@ -577,7 +577,7 @@ CLAIMS: dict[str, Claim] = {
         "Tuned on the first task alone, C-Flat and Turbo are better than plain training",
         "Not in the paper. A continual learner has only seen its first task when it chooses its settings.",
         lambda runs: better(runs.effects(STREAMS, ["c_flat", "turbo"], "none", "first-task")),
-        MAIN.replace(" turbo-paper", "") + " --protocol first-task --streams digits-class features-class features-task",
+        MAIN.replace(" turbo-paper", "") + " --protocol first-task --streams features-class features-task --seeds 12",
         "The same trials as on the whole stream, but the best is chosen on validation images of the first task.",
     ),
     "convergence": Claim(
@@ -590,7 +590,7 @@ CLAIMS: dict[str, Claim] = {
         "Flatness widens the range of learning rates that work",
         "Not in the paper: a hypothesis of ours, since a continual learner cannot tune on tasks to come.",
         plateau,
-        FRONT + " --streams digits-class features-class --rows none c_flat turbo --robustness --seeds 3",
+        FRONT + " --streams digits-class --rows none c_flat turbo --robustness --trials 6 --tuning-seeds 3 --seeds 8",
     ),
 }
 
@@ -605,7 +605,8 @@ def page(claim: Claim, finding: Finding) -> str:
         lines += [f"Our setting: {claim.note}", ""]
     lines += [
         "Learning rate and radius were tuned for each optimizer with the same budget on validation images (settings",
-        "and trials are in [the front](../front/front.md)); accuracies are those of test images, paired by seed.",
+        "and trials are in [the front](../front/front.md), whose column 'trials x seeds' has a stream's `--trials` and",
+        "`--tuning-seeds` where they differ from the command's); accuracies are those of test images, paired by seed.",
         "",
     ]
     if finding.rows:
