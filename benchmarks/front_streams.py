@@ -154,11 +154,11 @@ STREAMS: dict[str, Bench] = {
     ),
     "ease": Bench(
         "CIFAR-100 at 112 px, ViT-Tiny, EASE",
-        {**_VIT, "method": {"name": "ease"}},
+        {**_VIT, "method": {"name": "ease"}, "train": {**_VIT["train"], "epochs": 16}},
         rates=(0.05, 0.8),
-        radii=(0.02, 0.4),
-        seeds=3,
-        seconds=50.0,
+        radii=(0.005, 0.4),
+        seeds=8,
+        seconds=85.0,
         needs=("data_root", "weights"),
     ),
     "ranpac": Bench(
@@ -172,7 +172,11 @@ STREAMS: dict[str, Bench] = {
     ),
     "icarl": Bench(
         "CIFAR-100 at 16 px, ResNet-8 from scratch, iCaRL, augmentation",
-        {**_SCRATCH, "method": {"name": "icarl", "memory_per_class": 5}},
+        {
+            **_SCRATCH,
+            "method": {"name": "icarl", "memory_per_class": 5},
+            "data": {**_SCRATCH["data"], "test_per_class": 100},
+        },
         rates=(0.02, 0.4),
         radii=(0.02, 0.4),
         seeds=5,
