@@ -8,8 +8,6 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-__all__ = ["Batch"]
-
 
 @dataclass(frozen=True)
 class Batch:

@@ -18,18 +18,6 @@ from cflat.data.dataset import Dataset, Report, refuse, validate_dataset
 from cflat.data.images import ImageSet
 from cflat.data.pixels import DEFAULT_CACHE_BYTES, DecodedCache, FilePixels
 
-__all__ = [
-    "DATASETS",
-    "Dataset",
-    "DatasetSpec",
-    "Source",
-    "dataset_spec",
-    "list_datasets",
-    "load_dataset",
-    "locate_dataset",
-    "register_dataset",
-]
-
 ROOT_VARIABLE = "CFLAT_DATA"
 
 

@@ -21,8 +21,6 @@ from cflat.data.images import ImageSet
 from cflat.data.pixels import DecodedCache, FilePixels
 from cflat.data.stream import Stream
 
-__all__ = ["DataReport", "Finding", "SplitCounts", "check_dataset", "require_readable"]
-
 HEADER_THREADS = 8
 """Reading headers waits for the disk most of the time."""
 MAX_EXAMPLES = 10

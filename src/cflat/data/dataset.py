@@ -14,8 +14,6 @@ from cflat._ranges import Fraction, check, checked
 from cflat.data.images import ImageSet
 from cflat.data.pixels import Indices
 
-__all__ = ["Dataset", "Report", "count_labels", "image_groups", "refuse", "share_of", "subsample", "validate_dataset"]
-
 Report: TypeAlias = Callable[[str], None]
 """Receives each problem that is found: `refuse` stops at the first, ``list.append`` collects them all."""
 

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from cflat.data.pixels import FilePixels, Indices, Pixels, PixelStore
 
-__all__ = ["ImageSet"]
-
 
 class ImageSet:
     """Labelled images of one dataset split; slicing copies three integers per image and no pixels.

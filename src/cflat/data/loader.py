@@ -24,8 +24,6 @@ from cflat.data.pixels import FilePixels, Indices
 from cflat.data.transforms import Transform
 from cflat.data.workers import decoded_ahead
 
-__all__ = ["BatchLoader"]
-
 logger = logging.getLogger(__name__)
 
 _ORDER, _AUGMENT = 0, 1  # keep the two random streams of a key apart

@@ -19,8 +19,6 @@ from cflat._ranges import Count, CountOrZero, check, checked
 from cflat.data.images import ImageSet
 from cflat.data.pixels import Indices
 
-__all__ = ["ExemplarMemory", "MemoryState", "Selection", "herding"]
-
 Selection: TypeAlias = Literal["herding", "random"]
 
 

@@ -11,8 +11,6 @@ from cflat._ranges import Fraction, checked
 from cflat.data.dataset import image_groups, share_of
 from cflat.data.stream import Stream, Task
 
-__all__ = ["with_label_noise"]
-
 _NOISE = 4
 """Key of these random numbers beside those that choose images."""
 

@@ -14,9 +14,6 @@ from cflat.data.pixels import ArrayPixels
 from cflat.data.stream import Scenario, Stream, Task
 from cflat.data.vectors import vector_size
 
-__all__ = ["Outline", "shortlist"]
-
-
 MAX_LETTERS = 40
 """Names that are longer together are cut."""
 

@@ -25,8 +25,6 @@ from torch import Tensor
 from cflat._errors import DataError
 from cflat._ranges import check
 
-__all__ = ["ArrayPixels", "ArrayStore", "DecodedCache", "FilePixels", "Indices", "PixelStore", "Pixels", "decode_image"]
-
 Indices: TypeAlias = npt.NDArray[np.int64]
 Pixels: TypeAlias = Tensor | list[Tensor]
 """Stacked (B, 3, H, W) when all images have one size, else a list of (3, H, W)."""

@@ -19,8 +19,6 @@ from cflat.data.transforms import (
     Transform,
 )
 
-__all__ = ["PRESETS", "Preset", "eval_transform", "train_transform"]
-
 CIFAR_MEAN, CIFAR_STD = (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 

@@ -23,8 +23,6 @@ from cflat.data.dataset import Dataset, image_groups, validate_dataset
 from cflat.data.images import ImageSet
 from cflat.data.pixels import Indices, PixelStore
 
-__all__ = ["DomainLabels", "Scenario", "Split", "Stream", "Task", "build_stream", "class_order", "task_sizes"]
-
 logger = logging.getLogger(__name__)
 
 Scenario: TypeAlias = Literal["class", "task", "domain"]

@@ -19,19 +19,6 @@ from cflat._lazy import LazyModule
 from cflat._ranges import check
 from cflat.data.pixels import Pixels
 
-__all__ = [
-    "Brightness",
-    "Flip",
-    "Normalize",
-    "PaddedCrop",
-    "RandomResizedCrop",
-    "ResizeCrop",
-    "Stage",
-    "Transform",
-    "crop_boxes",
-    "resample",
-]
-
 tv = LazyModule("torchvision.transforms.v2.functional")
 
 CROP_ATTEMPTS = 10

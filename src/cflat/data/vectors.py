@@ -10,8 +10,6 @@ from cflat._errors import DataError
 from cflat.data.images import ImageSet
 from cflat.data.pixels import ArrayStore
 
-__all__ = ["ArrayVectors", "vector_size"]
-
 
 class ArrayVectors(ArrayStore):
     """Hold float32 vectors in memory, addressed by row like the pixels of an image.

@@ -16,8 +16,6 @@ from cflat.methods._adapted import AdapterConfig, FirstTaskAdapted
 from cflat.nn import Backbone, NearestMeanHead, forward_adapters, freeze
 from cflat.nn.vit import embed
 
-__all__ = ["APER", "APERConfig"]
-
 
 @settings_class
 class APERConfig(AdapterConfig):

@@ -26,8 +26,6 @@ from cflat.nn.heads import CosineHead, NearestMeanHead
 from cflat.nn.surgery import frozen_copy, load_parameters_, merge_weights, named_weights, weight_delta
 from cflat.nn.transport import Sinkhorn, transport_rows
 
-__all__ = ["DUCT", "DUCTConfig"]
-
 
 @settings_class
 class DUCTConfig:

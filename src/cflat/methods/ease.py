@@ -23,8 +23,6 @@ from cflat.nn import Backbone, CosineHead, forward_adapters, freeze
 from cflat.nn.heads import full_precision
 from cflat.nn.vit import embed
 
-__all__ = ["EASE", "EASEConfig", "block_weights", "complete_", "reweighted_cosines"]
-
 
 @settings_class
 class EASEConfig(AdapterConfig):

@@ -12,8 +12,6 @@ from cflat.data import Batch, Task
 from cflat.methods import Loss, Method, StreamInfo, register_method
 from cflat.nn import Backbone, Classifier
 
-__all__ = ["Finetune", "FinetuneConfig"]
-
 
 @settings_class
 class FinetuneConfig:

@@ -15,8 +15,6 @@ from cflat.methods import Loss, StreamInfo, register_method
 from cflat.methods._exemplars import MemoryConfig, RehearsalWithMeans
 from cflat.nn import Backbone, Classifier, NearestMeanHead, frozen_copy
 
-__all__ = ["ICaRL", "ICaRLConfig", "distillation"]
-
 
 @settings_class
 class ICaRLConfig(MemoryConfig):

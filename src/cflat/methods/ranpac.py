@@ -18,8 +18,6 @@ from cflat.methods import Extract, Phase, StreamInfo, register_method
 from cflat.methods._adapted import AdapterConfig, FirstTaskAdapted
 from cflat.nn import Backbone, RidgeHead
 
-__all__ = ["RanPAC", "RanPACConfig"]
-
 
 @settings_class
 class RanPACConfig(AdapterConfig):

@@ -11,8 +11,6 @@ from cflat.methods import Extract, Loss, StreamInfo, register_method
 from cflat.methods._exemplars import MemoryConfig, Rehearsal
 from cflat.nn import Backbone, Classifier
 
-__all__ = ["Replay", "ReplayConfig"]
-
 
 @settings_class
 class ReplayConfig(MemoryConfig):

@@ -10,8 +10,6 @@ from cflat.data import Batch, Task
 from cflat.methods import Extract, Method, Phase, StreamInfo, register_method
 from cflat.nn import Backbone, NearestMeanHead, freeze
 
-__all__ = ["SimpleCIL", "SimpleCILConfig"]
-
 
 @settings_class
 class SimpleCILConfig:

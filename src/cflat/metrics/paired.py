@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["PairedDifference", "Spread", "paired_difference", "spread"]
-
 
 @dataclass(frozen=True)
 class Spread:

@@ -23,8 +23,6 @@ from cflat.nn.blocks import host_
 from cflat.nn.small import MLP, Identity, ResNet8, ResNet32, SmallCNN
 from cflat.nn.weights import load_weights_
 
-__all__ = ["Backbone", "BackboneSpec", "Family", "create_backbone", "get_backbone_spec", "list_backbones"]
-
 timm, models = LazyModule("timm"), LazyModule("timm.models")
 logger = logging.getLogger(__name__)
 

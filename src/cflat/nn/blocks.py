@@ -15,8 +15,6 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-__all__ = ["HostBlock", "host_", "inside"]
-
 T = TypeVar("T")
 
 _BatchNorm = nn.modules.batchnorm._BatchNorm

@@ -7,8 +7,6 @@ from torch import Tensor, nn
 from cflat.nn.backbone import Backbone
 from cflat.nn.heads import LinearHead
 
-__all__ = ["Classifier"]
-
 
 class Classifier(nn.Module):
     """Score images with a growing linear head on a backbone."""

@@ -15,8 +15,6 @@ from torch.nn import functional
 
 from cflat._ranges import CountOrZero, checked
 
-__all__ = ["CosineHead", "GrowingModule", "LinearHead", "NearestMeanHead", "full_precision"]
-
 
 def full_precision(tensor: Tensor) -> torch.autocast:
     """Switch autocast off on the tensor's device: cosines of near classes are equal in half precision."""

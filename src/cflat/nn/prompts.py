@@ -22,8 +22,6 @@ from cflat.nn.vit import Prefix, vit_of
 if TYPE_CHECKING:
     from timm.layers.attention import Attention
 
-__all__ = ["PrefixPrompts", "PromptPool", "majority"]
-
 
 class PromptPool(nn.Module):
     """Prompts of ``length`` tokens with keys; an image uses the ``top_k`` with keys nearest to its query (L2P)."""

@@ -16,8 +16,6 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["shared_batch", "sum_over_batch"]
-
 
 class _Share(NamedTuple):
     """This rank's part of a batch, as `shared_batch` was told."""

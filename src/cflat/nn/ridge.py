@@ -18,8 +18,6 @@ from torch.nn import functional
 from cflat._ranges import Count, CountOrZero, check, checked
 from cflat.nn.heads import GrowingModule, full_precision
 
-__all__ = ["RIDGES", "RidgeHead", "ridge_errors", "ridge_solution"]
-
 logger = logging.getLogger(__name__)
 
 RIDGES: tuple[float, ...] = tuple(10.0**exponent for exponent in range(-8, 9))

@@ -13,8 +13,6 @@ from torch.nn import functional
 
 from cflat._ranges import Count, checked
 
-__all__ = ["MLP", "Identity", "ResNet8", "ResNet32", "SmallCNN"]
-
 
 class _BasicBlock(nn.Module):
     """Two 3x3 convolutions with a shortcut that subsamples and pads channels with zeros (no parameters)."""

@@ -16,19 +16,6 @@ from cflat.nn.small import ResNet32, SmallCNN
 if TYPE_CHECKING:
     from timm.models import ResNet, VisionTransformer
 
-__all__ = [
-    "freeze",
-    "frozen_copy",
-    "has_batchnorm",
-    "load_parameters_",
-    "merge_weights",
-    "named_weights",
-    "split_backbone",
-    "train_unfrozen_",
-    "unfreeze",
-    "weight_delta",
-]
-
 models = LazyModule("timm.models")
 
 Module = TypeVar("Module", bound=nn.Module)

@@ -12,8 +12,6 @@ from torch import Tensor
 
 from cflat._ranges import Positive, Share, checked
 
-__all__ = ["Sinkhorn", "transport_plan", "transport_rows"]
-
 logger = logging.getLogger(__name__)
 
 Sinkhorn: TypeAlias = Literal["log", "plain"]

@@ -15,8 +15,6 @@ from cflat._lazy import LazyModule
 if TYPE_CHECKING:
     from timm.models import VisionTransformer
 
-__all__ = ["load_weights_"]
-
 models, layers = LazyModule("timm.models"), LazyModule("timm.layers")
 
 # Classifier parts under the names that timm and torchvision give them; a backbone has none of these.

@@ -14,8 +14,6 @@ from cflat.data.datasets.npz import load_npz
 from cflat.data.images import ImageSet
 from cflat.data.pixels import ArrayPixels
 
-__all__ = ["load_cifar"]
-
 
 def load_cifar(source: Source) -> Dataset:
     """Load whichever form is there; the npz form may hold a part of the images."""

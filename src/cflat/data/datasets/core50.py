@@ -12,8 +12,6 @@ from cflat.data.dataset import Dataset
 from cflat.data.datasets.image_folder import image_files
 from cflat.data.images import ImageSet
 
-__all__ = ["load_core50"]
-
 SESSIONS = range(1, 12)
 TEST_SESSIONS = (3, 7, 10)
 KINDS = (

@@ -10,8 +10,6 @@ from cflat.data.dataset import Dataset
 from cflat.data.images import ImageSet
 from cflat.data.pixels import ArrayPixels
 
-__all__ = ["load_digits", "load_rotated_digits"]
-
 TEST_EVERY = 5
 """In each class (and domain), in the order of the file, every fifth image is a test image."""
 TURNS = ("upright", "left", "upside_down", "right")

@@ -10,8 +10,6 @@ from cflat.data.dataset import Dataset, Report
 from cflat.data.datasets.file_list import TRAIN_LIST, DomainLists, Entry, build_domain_dataset, read_domain_lists
 from cflat.data.datasets.image_folder import class_folders, image_files
 
-__all__ = ["load_domain_folders"]
-
 TEST_EVERY = 5
 """Without lists: in each class of a domain, in alphabetical order, every fifth image is a test image."""
 

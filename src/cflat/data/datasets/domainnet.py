@@ -8,8 +8,6 @@ from cflat.data.catalog import DatasetSpec, Source, register_dataset
 from cflat.data.dataset import Dataset
 from cflat.data.datasets.file_list import DomainLists, Entry, build_domain_dataset, read_domain_lists
 
-__all__ = ["load_domainnet"]
-
 LONE_T_SHIRT = Entry("painting/t-shirt/painting_328_000001.jpg", 327)
 """The official painting lists have t-shirts in the test list only; DUCT moves this one to the train list."""
 

@@ -13,8 +13,6 @@ from cflat.data.catalog import DatasetSpec, Source, register_dataset
 from cflat.data.dataset import Dataset, Report, count_labels
 from cflat.data.images import ImageSet
 
-__all__ = ["TRAIN_LIST", "DomainLists", "Entry", "build_domain_dataset", "read_domain_lists"]
-
 TRAIN_LIST = "_train.txt"
 MAX_DIGITS = 9
 """Of a label."""

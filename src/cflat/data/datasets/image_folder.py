@@ -11,8 +11,6 @@ from cflat.data.catalog import DatasetSpec, Source, register_dataset
 from cflat.data.dataset import Dataset, Report
 from cflat.data.images import ImageSet
 
-__all__ = ["SUFFIXES", "class_folders", "image_files", "index_split", "load_class_folders"]
-
 SUFFIXES = frozenset((".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp"))
 
 

@@ -20,8 +20,6 @@ from cflat.data.images import ImageSet
 from cflat.data.pixels import ArrayPixels, PixelStore
 from cflat.data.vectors import ArrayVectors
 
-__all__ = ["load_features", "load_npz"]
-
 Arrays: TypeAlias = dict[str, npt.NDArray[np.generic]]
 
 REQUIRED = ("x_train", "y_train", "x_test", "y_test")

@@ -10,8 +10,6 @@ from cflat.data.dataset import Dataset
 from cflat.data.datasets.image_folder import class_folders, index_split
 from cflat.data.images import ImageSet
 
-__all__ = ["load_tiny_imagenet"]
-
 ANNOTATIONS = "val_annotations.txt"
 
 
