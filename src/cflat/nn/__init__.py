@@ -20,28 +20,8 @@ from cflat.nn.surgery import (
 from cflat.nn.transport import transport_plan, transport_rows
 
 __all__ = [
-    "Adapter",
-    "AdapterSet",
-    "Backbone",
-    "Classifier",
-    "CosineHead",
-    "LinearHead",
-    "NearestMeanHead",
-    "PrefixPrompts",
-    "PromptPool",
-    "RidgeHead",
-    "create_backbone",
-    "forward_adapters",
-    "freeze",
-    "frozen_copy",
-    "list_backbones",
-    "load_parameters_",
-    "merge_weights",
-    "named_weights",
-    "split_backbone",
-    "train_unfrozen_",
-    "transport_plan",
-    "transport_rows",
-    "unfreeze",
-    "weight_delta",
-]
+    "Adapter", "AdapterSet", "Backbone", "Classifier", "CosineHead", "LinearHead", "NearestMeanHead",
+    "PrefixPrompts", "PromptPool", "RidgeHead", "create_backbone", "forward_adapters", "freeze", "frozen_copy",
+    "list_backbones", "load_parameters_", "merge_weights", "named_weights", "split_backbone", "train_unfrozen_",
+    "transport_plan", "transport_rows", "unfreeze", "weight_delta",
+]  # fmt: skip
