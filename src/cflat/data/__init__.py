@@ -4,7 +4,7 @@ from cflat.data.batch import Batch
 from cflat.data.catalog import DatasetSpec, dataset_spec, list_datasets, load_dataset, locate_dataset, register_dataset
 from cflat.data.check import DataReport, check_dataset
 from cflat.data.dataset import Dataset
-from cflat.data.images import ImageSet
+from cflat.data.images import ImageSet, vector_size
 from cflat.data.loader import BatchLoader
 from cflat.data.memory import ExemplarMemory, herding
 from cflat.data.noise import with_label_noise
@@ -12,7 +12,6 @@ from cflat.data.outline import Outline
 from cflat.data.presets import PRESETS, eval_transform, train_transform
 from cflat.data.stream import Split, Stream, Task, build_stream, class_order
 from cflat.data.transforms import Transform
-from cflat.data.vectors import vector_size
 
 from cflat.data import datasets as _datasets  # isort: skip  # noqa: F401  enters every dataset
 

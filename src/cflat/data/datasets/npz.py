@@ -17,8 +17,7 @@ from cflat._machine import free_memory, gib
 from cflat.data.catalog import DatasetSpec, Source, register_dataset
 from cflat.data.dataset import Dataset, count_labels
 from cflat.data.images import ImageSet
-from cflat.data.pixels import ArrayPixels, PixelStore
-from cflat.data.vectors import ArrayVectors
+from cflat.data.pixels import ArrayPixels, ArrayVectors, PixelStore
 
 Arrays: TypeAlias = dict[str, npt.NDArray[np.generic]]
 
