@@ -7,10 +7,9 @@ from cflat.data.dataset import Dataset
 from cflat.data.images import ImageSet, vector_size
 from cflat.data.loader import BatchLoader
 from cflat.data.memory import ExemplarMemory, herding
-from cflat.data.noise import with_label_noise
 from cflat.data.outline import Outline
 from cflat.data.presets import PRESETS, eval_transform, train_transform
-from cflat.data.stream import Split, Stream, Task, build_stream, class_order
+from cflat.data.stream import Split, Stream, Task, build_stream, class_order, with_label_noise
 from cflat.data.transforms import Transform
 
 from cflat.data import datasets as _datasets  # isort: skip  # noqa: F401  enters every dataset

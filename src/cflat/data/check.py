@@ -178,12 +178,11 @@ def _content_hashes(images: ImageSet, broken: list[str]) -> dict[bytes, int]:
 
 
 def _duplicates(dataset: Dataset, hashes: dict[str, dict[bytes, int]]) -> Iterator[str]:
-    shared = sorted(hashes["train"][key] for key in hashes["train"].keys() & hashes["test"].keys())
-    test_row = {hashes["train"][key]: row for key, row in hashes["test"].items() if key in hashes["train"]}
+    train, test = hashes["train"], hashes["test"]
     yield from _examples(
-        f"Test image {dataset.test.store.describe(test_row[row])} has the same content as train image"
+        f"Test image {dataset.test.store.describe(test_row)} has the same content as train image"
         f" {dataset.train.store.describe(row)}; remove one of them."
-        for row in shared
+        for row, test_row in sorted((train[key], test[key]) for key in train.keys() & test.keys())
     )
 
 

@@ -88,16 +88,14 @@ def train_transform(
     >>> train_transform("cifar", 32).num_draws
     4
     """
-    chosen = PRESETS[preset]
-    return _finish(chosen, chosen.train, image_size, mean, std)
+    return _finish(PRESETS[preset], PRESETS[preset].train, image_size, mean, std)
 
 
 def eval_transform(
     preset: str, image_size: int, mean: Sequence[float] | None = None, std: Sequence[float] | None = None
 ) -> Transform:
     """Return the test transform of a preset; the arguments are those of `train_transform`."""
-    chosen = PRESETS[preset]
-    return _finish(chosen, chosen.evaluate, image_size, mean, std)
+    return _finish(PRESETS[preset], PRESETS[preset].evaluate, image_size, mean, std)
 
 
 @checked

@@ -17,9 +17,9 @@ from typing import Literal, TypeAlias, get_args
 import numpy as np
 
 from cflat._errors import DataError
-from cflat._ranges import Count, check, checked
+from cflat._ranges import Count, Fraction, check, checked
 from cflat._registry import require_known
-from cflat.data.dataset import Dataset, image_groups, validate_dataset
+from cflat.data.dataset import Dataset, image_groups, share_of, validate_dataset
 from cflat.data.images import ImageSet
 from cflat.data.pixels import Indices, PixelStore
 
@@ -31,6 +31,8 @@ Split: TypeAlias = Literal["test", "validation"]
 """Images that accuracy is measured on."""
 
 DEFAULT_NUM_TASKS = 5
+_NOISE = 4
+"""Key of the random numbers of label noise beside those that choose images."""
 
 
 @dataclass(frozen=True)
@@ -304,3 +306,33 @@ def _require_every_class(dataset: Dataset, tasks: Sequence[Task]) -> None:
                 f"Domain {task.name!r} of dataset {dataset.name!r} has no training image of class {name!r};"
                 " labels='growing' needs every class in every domain, labels='shared' does not."
             )
+
+
+@checked
+def with_label_noise(stream: Stream, label_noise: Fraction, seed: int = 0) -> Stream:
+    """Return the stream with a share of each class's training labels (and domain's) replaced, evenly at random.
+
+    The new label is another class of the same task, so that images stay in their task and no class of a later task is
+    given away. Every class keeps at least one image of its own. Test and validation images keep their labels.
+    ``label_noise`` is the share, in [0, 1); 0 returns the stream itself.
+
+    Raises:
+        DataError: If a task has a single class: there is no other label to give.
+    """
+    if label_noise == 0:
+        return stream
+    return replace(stream, tasks=tuple(_noisy(task, label_noise, seed) for task in stream.tasks))
+
+
+def _noisy(task: Task, share: float, seed: int) -> Task:
+    if task.num_classes < 2:
+        raise DataError(
+            f"Label noise needs two classes in every task, task {task.name!r} has one; raise initial and increment."
+        )
+    labels = task.train.labels.copy()
+    for (label, domain), positions in image_groups(task.train).items():
+        rng = np.random.default_rng((seed, _NOISE, label, domain + 1))
+        wrong = rng.permutation(positions)[: share_of(share, len(positions))]
+        others = np.setdiff1d(np.asarray(task.classes), [label])
+        labels[wrong] = rng.choice(others, size=len(wrong))
+    return replace(task, train=task.train.with_labels(labels))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -14,41 +16,28 @@ TEST_EVERY = 5
 """In each class (and domain), in the order of the file, every fifth image is a test image."""
 TURNS = ("upright", "left", "upside_down", "right")
 """Quarter turns against the clock; each image of a class, in the order of the file, gets the next."""
-_LICENCE = "CC BY 4.0 (UCI, Optical Recognition of Handwritten Digits)"
 
 
-@register_dataset(
-    DatasetSpec(
-        name="digits",
-        title="Digits",
+def _spec(name: str, title: str, **more: Any) -> DatasetSpec:
+    return DatasetSpec(
+        name=name,
+        title=title,
         layout="nothing: the images come with scikit-learn",
-        licence=_LICENCE,
+        licence="CC BY 4.0 (UCI, Optical Recognition of Handwritten Digits)",
         num_classes=10,
-        num_train=1442,
-        num_test=355,
-        split=(2, 2),
         preset="none",
+        **more,
     )
-)
+
+
+@register_dataset(_spec("digits", "Digits", num_train=1442, num_test=355, split=(2, 2)))
 def load_digits(source: Source) -> Dataset:
     """Load the embedded digits with a fixed split."""
     pixels, labels, place = _read()
     return _dataset("digits", pixels, labels, place % TEST_EVERY == TEST_EVERY - 1)
 
 
-@register_dataset(
-    DatasetSpec(
-        name="rotated_digits",
-        title="Rotated digits",
-        layout="nothing: the images come with scikit-learn",
-        licence=_LICENCE,
-        num_classes=10,
-        num_train=1447,
-        num_test=350,
-        domains=TURNS,
-        preset="none",
-    )
-)
+@register_dataset(_spec("rotated_digits", "Rotated digits", num_train=1447, num_test=350, domains=TURNS))
 def load_rotated_digits(source: Source) -> Dataset:
     """Load the embedded digits as four domains; no image is in two of them."""
     pixels, labels, place = _read()
