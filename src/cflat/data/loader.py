@@ -104,7 +104,9 @@ class BatchLoader:
         """Yield the batches of epoch ``index`` from ``start_step`` on, or only each ``every``-th of them."""
         check("epoch", index, at_least=0, integer=True)
         check("start_step", start_step, at_least=0, at_most=len(self), integer=True)
-        order = self._order(index)
+        order = np.arange(len(self.images))
+        if self.shuffle:
+            order = np.random.default_rng((_ORDER, self.seed, self.task, index)).permutation(order)
         steps = range(start_step, len(self), every)
         store = self.images.store
         if isinstance(store, FilePixels) and store.num_workers:
@@ -112,12 +114,6 @@ class BatchLoader:
         if self.prefetch == 0:
             return (self._batch(order, index, step) for step in steps)
         return self._prefetched(order, index, steps)
-
-    def _order(self, epoch: int) -> Indices:
-        count = len(self.images)
-        if not self.shuffle:
-            return np.arange(count)
-        return np.random.default_rng((_ORDER, self.seed, self.task, epoch)).permutation(count)
 
     def _chosen(self, order: Indices, step: int) -> Indices:
         """Return the images of a step, over all ranks."""
@@ -139,7 +135,7 @@ class BatchLoader:
         mine = chosen[own]
         pixels = self.images.pixels(mine, decoded)
         on_device = (
-            pixels.to(self.device) if isinstance(pixels, torch.Tensor) else [image.to(self.device) for image in pixels]
+            pixels.to(self.device) if isinstance(pixels, Tensor) else [image.to(self.device) for image in pixels]
         )
         return Batch(
             self.transform.apply(on_device, draws),

@@ -178,7 +178,10 @@ def build_stream(
     if scenario == "domain":
         stream = _domain_stream(dataset, labels, domain_order, task_order_seed)
     else:
-        stream = _class_stream(dataset, scenario, initial, increment, order_seed, task_order_seed)
+        usual = dataset.split or _even_split(dataset.num_classes)
+        chosen = (usual[0] if initial is None else initial, usual[1] if increment is None else increment)
+        sizes = task_sizes(dataset.num_classes, *chosen)
+        stream = _class_stream(dataset, scenario, sizes, order_seed, task_order_seed)
     for task in stream.tasks if dataset.validation is not None else ():
         if task.validation is None or len(task.validation) == 0:
             raise DataError(
@@ -189,16 +192,8 @@ def build_stream(
 
 
 def _class_stream(
-    dataset: Dataset,
-    scenario: Scenario,
-    initial: int | None,
-    increment: int | None,
-    order_seed: int | None,
-    task_order_seed: int | None,
+    dataset: Dataset, scenario: Scenario, sizes: list[int], order_seed: int | None, task_order_seed: int | None
 ) -> Stream:
-    usual = dataset.split or _even_split(dataset.num_classes)
-    chosen = (usual[0] if initial is None else initial, usual[1] if increment is None else increment)
-    sizes = task_sizes(dataset.num_classes, *chosen)
     if min(sizes) == 1:
         logger.warning(
             "%d of %d tasks of %s have a single class: there is nothing to tell apart in them, and a method that "

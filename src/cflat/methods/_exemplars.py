@@ -42,10 +42,7 @@ class Rehearsal(Method):
     def __init__(self, config: MemoryConfig, info: StreamInfo) -> None:
         super().__init__(info)
         self.memory = config.make_memory()
-        self._require_room(info)
-
-    def _require_room(self, info: StreamInfo) -> None:
-        """Refuse, before training, a memory without room for each class, and for each domain if they share labels."""
+        # Refuse, before training, a memory without room for each class, and for each domain if they share labels.
         total, per_class = self.memory.total, self.memory.per_class
         is_shared = info.scenario == "domain" and info.label_modulus is None
         least = (info.num_tasks or 1) if is_shared else 1

@@ -2,8 +2,7 @@
 
 from cflat.nn.adapters import Adapter, AdapterSet, forward_adapters
 from cflat.nn.backbone import Backbone, create_backbone, list_backbones
-from cflat.nn.classifier import Classifier
-from cflat.nn.heads import CosineHead, LinearHead, NearestMeanHead
+from cflat.nn.heads import Classifier, CosineHead, LinearHead, NearestMeanHead
 from cflat.nn.prompts import PrefixPrompts, PromptPool
 from cflat.nn.ridge import RidgeHead
 from cflat.nn.surgery import (

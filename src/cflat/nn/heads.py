@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from cflat._ranges import CountOrZero, checked
+from cflat.nn.backbone import Backbone
 
 
 def full_precision(tensor: Tensor) -> torch.autocast:
@@ -197,3 +198,22 @@ class NearestMeanHead(GrowingModule):
             else:
                 scores = -torch.cdist(features, means).square()
         return scores.masked_fill(self.counts == 0, -torch.inf)
+
+
+class Classifier(nn.Module):
+    """Score images with a growing linear head on a backbone."""
+
+    def __init__(self, backbone: Backbone) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.head = LinearHead(backbone.feature_dim)
+
+    def features(self, images: Tensor) -> Tensor:
+        """Return features of shape (B, feature_dim)."""
+        features: Tensor = self.backbone(images)
+        return features
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return logits of shape (B, num_classes)."""
+        logits: Tensor = self.head(self.features(images))
+        return logits
