@@ -96,8 +96,8 @@ class GradientRecorder:
         """Record the steps of ``optimizer`` from now on; the returned function ends it."""
 
         def see(evaluation: Evaluation) -> None:
-            if (optimizer.task_step + 1) % self.every == 0 and evaluation.name is not None:
-                self._see(evaluation.name, evaluation)
+            if (optimizer.task_step + 1) % self.every == 0:
+                self._see(evaluation)
 
         def end(*_: object) -> None:
             if self._seen:
@@ -132,7 +132,10 @@ class GradientRecorder:
         }
         self._earlier.clear()
 
-    def _see(self, name: str, evaluation: Evaluation) -> None:
+    def _see(self, evaluation: Evaluation) -> None:
+        name = evaluation.name
+        if name is None:
+            return
         if name == "g":  # also drops what a step that was given up has left
             self._seen, self._losses = {}, {}
         self._seen[name] = self._flat(evaluation.gradient)
