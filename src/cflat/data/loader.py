@@ -5,8 +5,6 @@ ranks agree on the order without talking. Batches are transformed whole, and ``p
 thread while the model computes; image files may be decoded by worker processes (`cflat.data.workers`).
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Spread over seeds, and differences between two ways that share their seeds."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

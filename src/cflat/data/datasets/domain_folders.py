@@ -1,7 +1,5 @@
 """PACS and Office-Home: ``<domain>/<class>/`` folders, with file lists or without."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from cflat._errors import DataError

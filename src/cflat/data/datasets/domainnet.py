@@ -1,7 +1,5 @@
 """DomainNet (cleaned version): 345 classes in six domains, with the official file lists."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from cflat.data.catalog import DatasetSpec, Source, register_dataset

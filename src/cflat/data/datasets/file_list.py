@@ -1,7 +1,5 @@
 """``domains:PATH``: lists ``<domain>_train.txt`` and ``<domain>_test.txt`` with lines ``path label``."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
