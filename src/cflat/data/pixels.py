@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -40,24 +40,6 @@ FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 """What is decoded, whatever a file is called."""
 
 
-class PixelStore(Protocol):
-    """The images of one dataset split, addressed by row."""
-
-    def __len__(self) -> int: ...
-
-    def read(self, rows: Indices) -> Pixels:
-        """Return the uint8 images of these rows, in their order."""
-
-    def content(self, row: int) -> bytes:
-        """Return bytes that are equal for equal images: encoded files as they lie on disk, or raw pixels."""
-
-    def describe(self, row: int) -> str:
-        """Name an image for a message: its path, or its row."""
-
-    def fingerprint(self, rows: Indices | None = None) -> str:
-        """Return a hash that changes when the images of these rows, or of all, are others or in another order."""
-
-
 class ArrayStore:
     """Hold a number of equal-sized arrays in memory, one for each image, under a name for messages."""
 
@@ -73,7 +55,7 @@ class ArrayStore:
         return self._values[torch.from_numpy(np.ascontiguousarray(rows))]
 
     def content(self, row: int) -> bytes:
-        """Return the raw numbers of one image."""
+        """Return the raw numbers of one image, which are equal for equal images."""
         return self._values[row].numpy().tobytes()
 
     def describe(self, row: int) -> str:
@@ -88,12 +70,7 @@ class ArrayStore:
 
 
 class ArrayPixels(ArrayStore):
-    """Hold equal-sized uint8 images in memory.
-
-    Args:
-        array: NumPy (N, H, W, 3), (N, H, W, 1) or (N, H, W), or a tensor (N, 3, H, W) or (N, 1, H, W).
-        name: What messages call the array.
-    """
+    """Hold uint8 images in memory: NumPy (N, H, W, 3), (N, H, W, 1), (N, H, W), or a tensor (N, 3 or 1, H, W)."""
 
     def __init__(self, array: npt.NDArray[np.uint8] | Tensor, name: str = "images") -> None:
         is_tensor, shape = isinstance(array, Tensor), tuple(array.shape)
@@ -115,12 +92,7 @@ class ArrayPixels(ArrayStore):
 
 
 class ArrayVectors(ArrayStore):
-    """Hold float32 vectors in memory, such as the features of a frozen backbone, in the place of pixels.
-
-    Args:
-        array: (N, D) floats, all finite.
-        name: What messages call the array.
-    """
+    """Hold float32 vectors (N, D) in memory, such as the features of a frozen backbone, in the place of pixels."""
 
     def __init__(self, array: npt.NDArray[np.generic], name: str = "vectors") -> None:
         if array.ndim != 2 or array.shape[1] == 0 or not np.issubdtype(array.dtype, np.floating):
@@ -228,7 +200,7 @@ class FilePixels:
         return torch.stack(images) if len({image.shape for image in images}) == 1 else images
 
     def content(self, row: int) -> bytes:
-        """Return the encoded file."""
+        """Return the encoded file as it lies on disk."""
         with _reading(self.path(row)) as path:
             return path.read_bytes()
 
@@ -266,6 +238,10 @@ class FilePixels:
             digest.update(f"{path}\n".encode(errors="surrogateescape"))
             digest.update(_hash_content(self.root / path))
         return digest.digest()
+
+
+PixelStore: TypeAlias = ArrayStore | FilePixels
+"""The images of one dataset split, addressed by row."""
 
 
 def decode_image(path: Path, short_side: int | None = None) -> Tensor:
