@@ -192,12 +192,9 @@ class GradientRecorder:
 
 
 def derived_vectors(seen: dict[str, Tensor], rho: float, rho_fd: float | None = None) -> dict[str, Tensor]:
-    """Return the paper's vectors that follow from the gradients of one step.
+    """Return the paper's vectors that follow from the gradients of one step, as far as these were computed.
 
-    Args:
-        seen: Gradients by symbol: ``g``, and as far as they were computed ``g_s``, ``g_0``, ``g_1``.
-        rho: Radius of the perturbation.
-        rho_fd: Step of the finite difference in g_f; None means ``rho``.
+    ``rho_fd`` is the step of the finite difference in g_f; None means ``rho``, the radius of the perturbation.
     """
     vectors = {name: vector for name, vector in seen.items() if name in ("g", "g_s", "g_0")}
     if "g_s" in seen:

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
@@ -145,34 +146,26 @@ class DecodedCache:
         return path in self._images
 
 
+@dataclass(eq=False, repr=False)
 class FilePixels:
-    """Decode image files on request and keep them in memory while the budget lasts.
+    """Decode image files on request and keep them in memory while the budget lasts."""
 
-    Args:
-        root: Folder that the paths are relative to.
-        paths: One relative path per row.
-        short_side: Shrink images whose shorter side is longer than this; ``None`` keeps the file's resolution.
-        cache: Where decoded images are kept; the splits of a dataset share one.
-        num_workers: Processes in which a `BatchLoader` has images decoded ahead; 0 decodes when they are read.
-    """
+    root: Path
+    paths: Sequence[str]
+    """One for each row, relative to the root."""
+    _: KW_ONLY
+    short_side: int | None = None
+    """Shrink images whose shorter side is longer than this; ``None`` keeps the file's resolution."""
+    cache: DecodedCache = field(default_factory=DecodedCache)
+    """Where decoded images are kept; the splits of a dataset share one."""
+    num_workers: int = 0
+    """Processes in which a `BatchLoader` has images decoded ahead; 0 decodes when they are read."""
 
-    def __init__(
-        self,
-        root: Path,
-        paths: Sequence[str],
-        *,
-        short_side: int | None = None,
-        cache: DecodedCache | None = None,
-        num_workers: int = 0,
-    ) -> None:
-        if short_side is not None:
-            check("short_side", short_side, above=0, integer=True)
-        check("num_workers", num_workers, at_least=0, integer=True)
-        self.root = root
-        self.paths = tuple(paths)
-        self.short_side = short_side
-        self.cache = DecodedCache() if cache is None else cache
-        self.num_workers = num_workers
+    def __post_init__(self) -> None:
+        if self.short_side is not None:
+            check("short_side", self.short_side, above=0, integer=True)
+        check("num_workers", self.num_workers, at_least=0, integer=True)
+        self.paths = tuple(self.paths)
 
     def __len__(self) -> int:
         return len(self.paths)

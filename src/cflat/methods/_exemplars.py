@@ -63,7 +63,7 @@ class Rehearsal(Method):
 
     def extra_state(self) -> dict[str, Any]:
         """Return the rows of the exemplars."""
-        return {"memory": dict(self.memory.state())}
+        return {"memory": self.memory.state()}
 
     def load_extra_state(self, state: dict[str, Any], train: ImageSet) -> None:
         """Find the exemplars again."""

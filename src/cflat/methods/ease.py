@@ -93,12 +93,8 @@ def complete_(prototypes: Tensor, starts: Sequence[int], *, newest_only: bool = 
 
     With i the task of an old class c and j > i a later block, ``prototypes[j, c]`` becomes the mean of
     ``prototypes[j, r]`` over all classes r of tasks j and later, under the softmax of the cosines between
-    ``prototypes[i, c]`` and ``prototypes[i, r]``.
-
-    Args:
-        prototypes: Blocks of T tasks, (T, C, D), true for every class up to the block of its own task.
-        starts: First class of each task.
-        newest_only: Leave all but the last block as they were completed before.
+    ``prototypes[i, c]`` and ``prototypes[i, r]``. Given are the blocks of T tasks, (T, C, D), which are true for every
+    class up to that of its own task, and the first class of each; ``newest_only`` completes the last block alone.
     """
     bounds = [*starts, prototypes.shape[1]]
     units = functional.normalize(prototypes, dim=2)

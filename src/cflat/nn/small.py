@@ -88,18 +88,13 @@ class SmallCNN(_ThreeStages):
 
     def __init__(self, num_channels: int = 3) -> None:
         super().__init__(
-            _convolution(num_channels, 16),
-            _convolution(16, 32),
-            _convolution(32, 64, stride=2),
-            _convolution(64, 64),
+            _convolution(num_channels, 16), _convolution(16, 32), _convolution(32, 64, stride=2), _convolution(64, 64)
         )
 
 
 def _convolution(num_inputs: int, num_outputs: int, stride: int = 1) -> nn.Sequential:
     return nn.Sequential(
-        nn.Conv2d(num_inputs, num_outputs, 3, stride, padding=1, bias=False),
-        nn.BatchNorm2d(num_outputs),
-        nn.ReLU(),
+        nn.Conv2d(num_inputs, num_outputs, 3, stride, padding=1, bias=False), nn.BatchNorm2d(num_outputs), nn.ReLU()
     )
 
 

@@ -70,7 +70,8 @@ def _load(path: Path, store: Callable[[npt.NDArray[np.generic], str], PixelStore
     train, test = (_images(arrays, split, path, store) for split in ("train", "test"))
     class_names = _names(arrays, "class_names", train.labels, path)
     domain_names = None if train.domains is None else _names(arrays, "domain_names", train.domains, path)
-    return Dataset(path.stem, train, test, class_names, domain_names, _usual_split(arrays, path))
+    split = tuple(_integers(arrays, "split", 2, path).tolist()) if "split" in arrays else None
+    return Dataset(path.stem, train, test, class_names, domain_names, split)
 
 
 def _read_arrays(path: Path) -> Arrays:
@@ -165,11 +166,3 @@ def _names(arrays: Arrays, name: str, numbers: npt.NDArray[np.int64], path: Path
         except UnicodeError:
             raise DataError(f"{name} of {str(path)!r} must be ASCII or Unicode text; save names.astype(str).") from None
     return tuple(str(number) for number in range(count_labels(numbers, str(path))))
-
-
-def _usual_split(arrays: Arrays, path: Path) -> tuple[int, int] | None:
-    """Return the usual classes of the first and of later tasks, if the file says so."""
-    if "split" not in arrays:
-        return None
-    initial, increment = _integers(arrays, "split", 2, path).tolist()
-    return int(initial), int(increment)
