@@ -1,11 +1,10 @@
 """Data: datasets, streams of tasks, transforms, loading and exemplar memory."""
 
-from cflat.data.batch import Batch
 from cflat.data.catalog import DatasetSpec, dataset_spec, list_datasets, load_dataset, locate_dataset, register_dataset
 from cflat.data.check import DataReport, check_dataset
 from cflat.data.dataset import Dataset
 from cflat.data.images import ImageSet, vector_size
-from cflat.data.loader import BatchLoader
+from cflat.data.loader import Batch, BatchLoader
 from cflat.data.memory import ExemplarMemory, herding
 from cflat.data.outline import Outline
 from cflat.data.presets import PRESETS, eval_transform, train_transform

@@ -88,31 +88,50 @@ def _entries(folder: Path, report: Report) -> list[os.DirEntry[str]]:
         return []
 
 
-_RESEARCH = "images belong to their authors; research use"
-
-# Folder and what else it is called, title, images for training and test, classes per task, class folders, licence.
-for _name, _other, _title, _counts, _step, _each, _kinds, _licence in (
-    # in the folders that the field's toolboxes distribute, not the official split
-    ("cub200", "cub", "CUB-200", (9_430, 2_358), 10, "<class>", "bird species",
-     "images for non-commercial research and education only"),
-    # photographs that networks get wrong, in the split of the field's toolboxes
-    ("imagenet_a", "imagenet-a", "ImageNet-A", (5_981, 1_519), 20, "<wnid>", "classes", _RESEARCH),
-    # renditions of ImageNet classes, in the 80/20 split that was made for L2P
-    ("imagenet_r", "imagenet-r", "ImageNet-R", (24_000, 6_000), 20, "<wnid>", "classes", _RESEARCH),
-    # the subset that the field's class-incremental benchmarks use
-    ("objectnet", "objnet", "ObjectNet", (26_509, 6_628), 10, "<class>", "classes",
-     "CC BY 4.0; its authors also ask that no model be tuned on it, which this benchmark does"),
-):  # fmt: skip
-    register_dataset(
-        DatasetSpec(
-            name=_name,
-            title=_title,
-            layout=f"{_name}/ (or {_other}/) with train/{_each}/ and test/{_each}/ folders of 200 {_kinds}",
-            licence=_licence,
-            num_classes=200,
-            num_train=_counts[0],
-            num_test=_counts[1],
-            split=(_step, _step),
-            places=(_name, _other),
-        )
-    )(load_class_folders)
+for _spec in (
+    DatasetSpec(  # in the folders that the field's toolboxes distribute, not the official split
+        name="cub200",
+        title="CUB-200",
+        layout="cub200/ (or cub/) with train/<class>/ and test/<class>/ folders of 200 bird species",
+        licence="images for non-commercial research and education only",
+        num_classes=200,
+        num_train=9_430,
+        num_test=2_358,
+        split=(10, 10),
+        places=("cub200", "cub"),
+    ),
+    DatasetSpec(  # photographs that networks get wrong, in the split of the field's toolboxes
+        name="imagenet_a",
+        title="ImageNet-A",
+        layout="imagenet_a/ (or imagenet-a/) with train/<wnid>/ and test/<wnid>/ folders of 200 classes",
+        licence="images belong to their authors; research use",
+        num_classes=200,
+        num_train=5_981,
+        num_test=1_519,
+        split=(20, 20),
+        places=("imagenet_a", "imagenet-a"),
+    ),
+    DatasetSpec(  # renditions of ImageNet classes, in the 80/20 split that was made for L2P
+        name="imagenet_r",
+        title="ImageNet-R",
+        layout="imagenet_r/ (or imagenet-r/) with train/<wnid>/ and test/<wnid>/ folders of 200 classes",
+        licence="images belong to their authors; research use",
+        num_classes=200,
+        num_train=24_000,
+        num_test=6_000,
+        split=(20, 20),
+        places=("imagenet_r", "imagenet-r"),
+    ),
+    DatasetSpec(  # the subset that the field's class-incremental benchmarks use
+        name="objectnet",
+        title="ObjectNet",
+        layout="objectnet/ (or objnet/) with train/<class>/ and test/<class>/ folders of 200 classes",
+        licence="CC BY 4.0; its authors also ask that no model be tuned on it, which this benchmark does",
+        num_classes=200,
+        num_train=26_509,
+        num_test=6_628,
+        split=(10, 10),
+        places=("objectnet", "objnet"),
+    ),
+):
+    register_dataset(_spec)(load_class_folders)
