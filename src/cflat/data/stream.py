@@ -195,14 +195,11 @@ def _class_stream(
     dataset: Dataset, scenario: Scenario, sizes: list[int], order_seed: int | None, task_order_seed: int | None
 ) -> Stream:
     if min(sizes) == 1:
-        logger.warning(
-            "%d of %d tasks of %s have a single class: there is nothing to tell apart in them, and a method that "
-            "learns from one task at a time learns nothing. Choose stream.initial and stream.increment so that each "
-            "has two.",
-            sizes.count(1),
-            len(sizes),
-            dataset.name,
+        text = (
+            "%d of %d tasks of %s have a single class: there is nothing to tell apart in them, and a method that learns"
+            " from one task at a time learns nothing. Choose stream.initial and stream.increment so that each has two."
         )
+        logger.warning(text, sizes.count(1), len(sizes), dataset.name)
     groups = np.split(class_order(dataset.num_classes, order_seed), np.cumsum(sizes)[:-1])
     groups = [groups[i] for i in class_order(len(groups), task_order_seed)]
     order = np.concatenate(groups)

@@ -48,13 +48,8 @@ def transport_plan(
         if missing <= CLOSE or sinkhorn == "plain":
             break
     if missing > CLOSE:
-        logger.warning(
-            "Sinkhorn (%s) at regularization %g misses its marginals by %.2g in sum after %d iterations.",
-            sinkhorn,
-            regularization,
-            missing,
-            iterations,
-        )
+        text = "Sinkhorn (%s) at regularization %g misses its marginals by %.2g in sum after %d iterations."
+        logger.warning(text, sinkhorn, regularization, missing, iterations)
     return torch.from_numpy(plan).to(new_means)
 
 

@@ -13,17 +13,9 @@ from cflat.data.images import ImageSet
 SESSIONS = range(1, 12)
 TEST_SESSIONS = (3, 7, 10)
 KINDS = (
-    "plug adapter",
-    "mobile phone",
-    "scissors",
-    "light bulb",
-    "can",
-    "glasses",
-    "ball",
-    "marker",
-    "cup",
-    "remote control",
-)
+    "plug adapter", "mobile phone", "scissors", "light bulb", "can",
+    "glasses", "ball", "marker", "cup", "remote control",
+)  # fmt: skip
 OF_A_KIND = 5
 
 

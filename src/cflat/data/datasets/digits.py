@@ -1,6 +1,6 @@
 """Digits: 8 x 8 grey images that come with scikit-learn, so that a first run needs no files, upright and turned."""
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -8,7 +8,9 @@ import numpy.typing as npt
 from cflat.data.catalog import DatasetSpec, Source, register_dataset
 from cflat.data.dataset import Dataset
 from cflat.data.images import ImageSet
-from cflat.data.pixels import ArrayPixels
+from cflat.data.pixels import ArrayPixels, Indices
+
+Grey: TypeAlias = npt.NDArray[np.uint8]
 
 TEST_EVERY = 5
 """In each class (and domain), in the order of the file, every fifth image is a test image."""
@@ -45,7 +47,7 @@ def load_rotated_digits(source: Source) -> Dataset:
     return _dataset("rotated_digits", turned, labels, is_test, domains)
 
 
-def _read() -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def _read() -> tuple[Grey, Indices, Indices]:
     """Return images, labels, and the place of each image among those of its class."""
     from sklearn.datasets import load_digits as load
 
@@ -60,11 +62,7 @@ def _read() -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[n
 
 
 def _dataset(
-    name: str,
-    pixels: npt.NDArray[np.uint8],
-    labels: npt.NDArray[np.int64],
-    is_test: npt.NDArray[np.bool_],
-    domains: npt.NDArray[np.int64] | None = None,
+    name: str, pixels: Grey, labels: Indices, is_test: npt.NDArray[np.bool_], domains: Indices | None = None
 ) -> Dataset:
     train, test = (
         ImageSet(
