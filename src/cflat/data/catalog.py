@@ -67,11 +67,7 @@ class Source:
     report: Report = refuse
 
     def find(self) -> Path:
-        """Return the file or folder to read.
-
-        Raises:
-            DataError: If there is no root, or nothing of this dataset below it.
-        """
+        """Return the file or folder to read; a `DataError` says that there is no root, or nothing below it."""
         if self.path is not None:
             if not self.path.exists():
                 raise DataError(f"{str(self.path)!r} does not exist. Expected {self.spec.layout}.")

@@ -87,11 +87,8 @@ class DataReport:
 def require_readable(stream: Stream, name: str, root: str | Path | None = None) -> None:
     """Look at the headers of all image files of a stream, so that a broken one is found before training.
 
-    A header costs a small part of decoding an image; a file that was cut off later is not found here. ``name`` and
-    ``root`` are those of `load_dataset`.
-
-    Raises:
-        DataError: With the first file that cannot be read, and how to see them all.
+    A header costs a small part of decoding an image; a file that was cut off later is not found here. A `DataError`
+    names the first file that cannot be read, and the command, with ``name`` and ``root``, that shows them all.
     """
     sets = [images for task in stream.tasks for images in (task.train, task.test, task.validation)]
     rows = [(images.store, row) for images in sets if images is not None for row in images.rows.tolist()]

@@ -211,11 +211,7 @@ class FilePixels:
         return str(self.path(row))
 
     def fingerprint(self, rows: Indices | None = None) -> str:
-        """Hash the relative paths, the files' content and the stored size, wherever the folder lies.
-
-        Raises:
-            DataError: If a file cannot be read.
-        """
+        """Hash the relative paths, the files' content and the stored size, wherever the folder lies."""
         paths = self.paths if rows is None else [self.paths[row] for row in np.unique(rows)]
         digest = hashlib.blake2b(str(self.short_side).encode(), digest_size=16)
         # Threads: the time is spent waiting for the disk, and hashing leaves the interpreter lock to others.
@@ -238,11 +234,7 @@ PixelStore: TypeAlias = ArrayStore | FilePixels
 
 
 def decode_image(path: Path, short_side: int | None = None) -> Tensor:
-    """Decode one file as a uint8 RGB tensor (3, H, W), shrunk to ``short_side`` if that is given.
-
-    Raises:
-        DataError: If the file is missing, truncated or no image; the message names it.
-    """
+    """Decode one file as a uint8 RGB tensor (3, H, W), shrunk to ``short_side`` if that is given."""
     with _reading(path):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our own limit is lower than its error

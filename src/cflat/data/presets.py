@@ -76,8 +76,9 @@ for _preset in (
     PRESETS.add(_preset.name, _preset)
 
 
+@checked
 def train_transform(
-    preset: str, image_size: int, mean: Sequence[float] | None = None, std: Sequence[float] | None = None
+    preset: str, image_size: Count, mean: Sequence[float] | None = None, std: Sequence[float] | None = None
 ) -> Transform:
     """Return the training transform of a preset.
 
@@ -86,25 +87,20 @@ def train_transform(
     >>> train_transform("cifar", 32).num_draws
     4
     """
-    return _finish(PRESETS[preset], PRESETS[preset].train, image_size, mean, std)
-
-
-def eval_transform(
-    preset: str, image_size: int, mean: Sequence[float] | None = None, std: Sequence[float] | None = None
-) -> Transform:
-    """Return the test transform of a preset; the arguments are those of `train_transform`."""
-    return _finish(PRESETS[preset], PRESETS[preset].evaluate, image_size, mean, std)
+    return _finish(PRESETS[preset], PRESETS[preset].train(image_size), mean, std)
 
 
 @checked
-def _finish(
-    preset: Preset,
-    build: Callable[[int], tuple[Stage, ...]],
-    image_size: Count,
-    mean: Sequence[float] | None,
-    std: Sequence[float] | None,
+def eval_transform(
+    preset: str, image_size: Count, mean: Sequence[float] | None = None, std: Sequence[float] | None = None
 ) -> Transform:
-    stages = build(image_size)
+    """Return the test transform of a preset; the arguments are those of `train_transform`."""
+    return _finish(PRESETS[preset], PRESETS[preset].evaluate(image_size), mean, std)
+
+
+def _finish(
+    preset: Preset, stages: tuple[Stage, ...], mean: Sequence[float] | None, std: Sequence[float] | None
+) -> Transform:
     if preset.normalization == "none":
         return Transform(stages)
     if preset.normalization != "backbone":

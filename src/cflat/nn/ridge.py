@@ -167,10 +167,8 @@ def ridge_solution(gram: Tensor, sums: Tensor, ridge: float) -> tuple[Tensor, fl
     """Return ``(gram + ridge * identity)^-1 sums`` by Cholesky, and the ridge that was used.
 
     A ridge below the rounding errors of ``gram`` leaves no positive definite matrix (a plain solve would return
-    noise): then it is raised tenfold until there is one. At the largest sum of a row, every matrix is one.
-
-    Raises:
-        ValueError: If the features are not finite, or so large that their sums are not.
+    noise): then it is raised tenfold until there is one. At the largest sum of a row, every matrix is one. Features
+    that are not finite, or so large that their sums are not, raise a `ValueError`.
     """
     largest = float(gram.abs().sum(dim=1).max())
     if not math.isfinite(largest) or not sums.isfinite().all():
