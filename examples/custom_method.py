@@ -11,9 +11,7 @@ from torch.nn import functional
 
 from cflat.data import build_stream, eval_transform, load_dataset, train_transform
 from cflat.methods import Loss, Method, StreamInfo, create_method, register_method
-from cflat.nn.backbone import create_backbone
-from cflat.nn.classifier import Classifier
-from cflat.nn.surgery import frozen_copy
+from cflat.nn import Classifier, create_backbone, frozen_copy
 from cflat.train import BaseSettings, Inputs, OptimizerChoice, Runtime, TrainSettings, run_stream
 
 

@@ -11,7 +11,7 @@ from torchvision.datasets import CIFAR10, CIFAR100
 
 from cflat._errors import ConfigError, DataError
 from cflat.data import BatchLoader, build_stream, eval_transform, list_datasets, load_dataset, locate_dataset
-from cflat.data.datasets.domainnet import LONE_T_SHIRT
+from cflat.data.datasets.domain_folders import LONE_T_SHIRT
 from data.test_images import write_image
 
 

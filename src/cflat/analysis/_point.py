@@ -20,11 +20,6 @@ class Point:
     Weights, buffers of ``model`` and the global random numbers are put back bit for bit in every exit, also by an
     exception, and ``.grad`` is never touched. Every evaluation draws the same random numbers, so a loss with dropout
     is one fixed function. The copy of the weights is made at the first move: one vector of memory.
-
-    Args:
-        loss: The loss of the present weights.
-        params: The weights that span the space; all must require a gradient.
-        model: The module whose buffers evaluations must leave alone; optional.
     """
 
     def __init__(self, loss: Loss, params: Sequence[Tensor], model: nn.Module | None = None) -> None:

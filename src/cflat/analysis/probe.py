@@ -4,8 +4,6 @@ A `Probe` rides along an ordinary training run. In each step it asks shadows of 
 the same weights and batch, and compares them with the plain gradient and with exact C-Flat.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
@@ -154,10 +152,7 @@ def probe(
     *,
     steps: Count = 24,
     warmup: CountOrZero = 0,
-    radii: Sequence[float] = RADII,
-    lam: float = 0.2,
-    beta: float = 0.8,
-    k: int = 5,
+    **settings: Any,
 ) -> ProbeResult:
     """Probe any model: train it with ``base`` for a few steps and look at what flatness would change.
 
@@ -168,10 +163,7 @@ def probe(
         base: The plain optimizer that moves the weights.
         steps: Steps to look at.
         warmup: Steps to train before.
-        radii: As in `Probe`, like all that follow.
-        lam: Weight of the flatness term.
-        beta: Length of Turbo's printed surrogate.
-        k: Turbo's interval.
+        settings: Keywords of `Probe`: ``radii``, ``lam``, ``beta`` and ``k``.
 
     >>> import torch
     >>> model = torch.nn.Linear(4, 3)
@@ -182,7 +174,7 @@ def probe(
     6
     """
     params = [param for group in base.param_groups for param in group["params"]]
-    watched = Probe(params, model, radii=radii, lam=lam, beta=beta, k=k)
+    watched = Probe(params, model, **settings)
     for index, batch in zip(range(warmup + steps), _endless(loader), strict=False):
 
         def closure(batch: Any = batch) -> Tensor:

@@ -4,8 +4,6 @@ Symbols follow the paper: g at the weights, g_s at theta + eps_0, g_0 at the pro
 g_vs and g_vf the components of g_s and g_f orthogonal to g and g_0.
 """
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Callable
@@ -96,8 +94,8 @@ class GradientRecorder:
         """Record the steps of ``optimizer`` from now on; the returned function ends it."""
 
         def see(evaluation: Evaluation) -> None:
-            if (optimizer.task_step + 1) % self.every == 0 and evaluation.name is not None:
-                self._see(evaluation.name, evaluation)
+            if (optimizer.task_step + 1) % self.every == 0:
+                self._see(evaluation)
 
         def end(*_: object) -> None:
             if self._seen:
@@ -132,7 +130,10 @@ class GradientRecorder:
         }
         self._earlier.clear()
 
-    def _see(self, name: str, evaluation: Evaluation) -> None:
+    def _see(self, evaluation: Evaluation) -> None:
+        name = evaluation.name
+        if name is None:
+            return
         if name == "g":  # also drops what a step that was given up has left
             self._seen, self._losses = {}, {}
         self._seen[name] = self._flat(evaluation.gradient)
@@ -191,12 +192,9 @@ class GradientRecorder:
 
 
 def derived_vectors(seen: dict[str, Tensor], rho: float, rho_fd: float | None = None) -> dict[str, Tensor]:
-    """Return the paper's vectors that follow from the gradients of one step.
+    """Return the paper's vectors that follow from the gradients of one step, as far as these were computed.
 
-    Args:
-        seen: Gradients by symbol: ``g``, and as far as they were computed ``g_s``, ``g_0``, ``g_1``.
-        rho: Radius of the perturbation.
-        rho_fd: Step of the finite difference in g_f; None means ``rho``.
+    ``rho_fd`` is the step of the finite difference in g_f; None means ``rho``, the radius of the perturbation.
     """
     vectors = {name: vector for name, vector in seen.items() if name in ("g", "g_s", "g_0")}
     if "g_s" in seen:

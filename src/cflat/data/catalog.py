@@ -4,8 +4,6 @@ A dataset is one file in ``datasets/`` that registers a `DatasetSpec` with its l
 problem to ``source.report``: loading stops at the first, ``check_dataset`` collects them all.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,18 +15,6 @@ from cflat._registry import Registry
 from cflat.data.dataset import Dataset, Report, refuse, validate_dataset
 from cflat.data.images import ImageSet
 from cflat.data.pixels import DEFAULT_CACHE_BYTES, DecodedCache, FilePixels
-
-__all__ = [
-    "DATASETS",
-    "Dataset",
-    "DatasetSpec",
-    "Source",
-    "dataset_spec",
-    "list_datasets",
-    "load_dataset",
-    "locate_dataset",
-    "register_dataset",
-]
 
 ROOT_VARIABLE = "CFLAT_DATA"
 
@@ -81,11 +67,7 @@ class Source:
     report: Report = refuse
 
     def find(self) -> Path:
-        """Return the file or folder to read.
-
-        Raises:
-            DataError: If there is no root, or nothing of this dataset below it.
-        """
+        """Return the file or folder to read; a `DataError` says that there is no root, or nothing below it."""
         if self.path is not None:
             if not self.path.exists():
                 raise DataError(f"{str(self.path)!r} does not exist. Expected {self.spec.layout}.")

@@ -1,7 +1,5 @@
 """`check_dataset`: everything that is wrong with a dataset on disk, in one report."""
 
-from __future__ import annotations
-
 import hashlib
 import shlex
 import warnings
@@ -20,8 +18,6 @@ from cflat.data.dataset import Dataset
 from cflat.data.images import ImageSet
 from cflat.data.pixels import DecodedCache, FilePixels
 from cflat.data.stream import Stream
-
-__all__ = ["DataReport", "Finding", "SplitCounts", "check_dataset", "require_readable"]
 
 HEADER_THREADS = 8
 """Reading headers waits for the disk most of the time."""
@@ -91,11 +87,8 @@ class DataReport:
 def require_readable(stream: Stream, name: str, root: str | Path | None = None) -> None:
     """Look at the headers of all image files of a stream, so that a broken one is found before training.
 
-    A header costs a small part of decoding an image; a file that was cut off later is not found here. ``name`` and
-    ``root`` are those of `load_dataset`.
-
-    Raises:
-        DataError: With the first file that cannot be read, and how to see them all.
+    A header costs a small part of decoding an image; a file that was cut off later is not found here. A `DataError`
+    names the first file that cannot be read, and the command, with ``name`` and ``root``, that shows them all.
     """
     sets = [images for task in stream.tasks for images in (task.train, task.test, task.validation)]
     rows = [(images.store, row) for images in sets if images is not None for row in images.rows.tolist()]
@@ -180,12 +173,11 @@ def _content_hashes(images: ImageSet, broken: list[str]) -> dict[bytes, int]:
 
 
 def _duplicates(dataset: Dataset, hashes: dict[str, dict[bytes, int]]) -> Iterator[str]:
-    shared = sorted(hashes["train"][key] for key in hashes["train"].keys() & hashes["test"].keys())
-    test_row = {hashes["train"][key]: row for key, row in hashes["test"].items() if key in hashes["train"]}
+    train, test = hashes["train"], hashes["test"]
     yield from _examples(
-        f"Test image {dataset.test.store.describe(test_row[row])} has the same content as train image"
+        f"Test image {dataset.test.store.describe(test_row)} has the same content as train image"
         f" {dataset.train.store.describe(row)}; remove one of them."
-        for row in shared
+        for row, test_row in sorted((train[key], test[key]) for key in train.keys() & test.keys())
     )
 
 

@@ -14,8 +14,6 @@ from cflat._ranges import Fraction, check, checked
 from cflat.data.images import ImageSet
 from cflat.data.pixels import Indices
 
-__all__ = ["Dataset", "Report", "count_labels", "image_groups", "refuse", "share_of", "subsample", "validate_dataset"]
-
 Report: TypeAlias = Callable[[str], None]
 """Receives each problem that is found: `refuse` stops at the first, ``list.append`` collects them all."""
 
@@ -149,8 +147,7 @@ def validate_dataset(dataset: Dataset, report: Report = refuse) -> None:
 def count_labels(labels: npt.ArrayLike, where: str) -> int:
     """Return the number of classes that training labels 0, 1, ... speak of.
 
-    Raises:
-        DataError: If a label is larger than the number of images allows; every class needs a training image.
+    Every class needs a training image: a label that so many images do not allow raises a `DataError`.
     """
     values = np.asarray(labels)
     highest = int(values.max()) if values.size else -1

@@ -8,9 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from cflat.data.pixels import FilePixels, Indices, Pixels, PixelStore
-
-__all__ = ["ImageSet"]
+from cflat.data.pixels import ArrayVectors, FilePixels, Indices, Pixels, PixelStore
 
 
 class ImageSet:
@@ -90,3 +88,8 @@ class ImageSet:
             rows=np.concatenate([part.rows for part in sets]),
             domains=np.concatenate(domains) if len(domains) == len(sets) else None,
         )
+
+
+def vector_size(images: ImageSet) -> int | None:
+    """Return the numbers per image of a set that holds vectors, and None for one that holds pixels."""
+    return images.store.size if isinstance(images.store, ArrayVectors) else None

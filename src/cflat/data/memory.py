@@ -4,11 +4,9 @@ Herding follows iCaRL (Rebuffi et al., 2017): exemplars are ordered so that ever
 mean close to the class mean, hence shrinking a class keeps its first images.
 """
 
-from __future__ import annotations
-
 from collections import Counter
-from collections.abc import Iterable
-from typing import Literal, TypeAlias, TypedDict
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -19,17 +17,7 @@ from cflat._ranges import Count, CountOrZero, check, checked
 from cflat.data.images import ImageSet
 from cflat.data.pixels import Indices
 
-__all__ = ["ExemplarMemory", "MemoryState", "Selection", "herding"]
-
 Selection: TypeAlias = Literal["herding", "random"]
-
-
-class MemoryState(TypedDict):
-    """What a checkpoint holds; loadable with ``weights_only=True``."""
-
-    exemplars: Tensor
-    """int64 (N, 3) in stored order: row in the train split, stream label, update that brought it."""
-    num_updates: int
 
 
 def herding(features: Tensor, num: int) -> Tensor:
@@ -146,8 +134,11 @@ class ExemplarMemory:
         self._exemplars = kept
         self.num_updates += 1
 
-    def state(self) -> MemoryState:
-        """Return row numbers for a checkpoint; pixels stay in the dataset."""
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint holds; pixels stay in the dataset.
+
+        The exemplars are int64 (N, 3) in stored order: row in the train split, stream label, update that brought it.
+        """
         columns = [
             np.stack([images.rows, *(np.full(len(images), part) for part in key)], axis=1)
             for key, images in self._exemplars.items()
@@ -157,7 +148,7 @@ class ExemplarMemory:
             "num_updates": self.num_updates,
         }
 
-    def load_state(self, state: MemoryState, train: ImageSet) -> None:
+    def load_state(self, state: Mapping[str, Any], train: ImageSet) -> None:
         """Restore the exemplars of a checkpoint from training images that hold every row, as ``stream.all_train``."""
         position = {row: index for index, row in enumerate(train.rows.tolist())}
         where: dict[tuple[int, int], list[int]] = {}

@@ -9,13 +9,9 @@ from typing import Any, get_args
 import numpy as np
 
 from cflat._errors import DataError
-from cflat.data.images import ImageSet
+from cflat.data.images import ImageSet, vector_size
 from cflat.data.pixels import ArrayPixels
 from cflat.data.stream import Scenario, Stream, Task
-from cflat.data.vectors import vector_size
-
-__all__ = ["Outline", "shortlist"]
-
 
 MAX_LETTERS = 40
 """Names that are longer together are cut."""

@@ -1,20 +1,20 @@
 """Where pixels come from: arrays in memory, or image files that are decoded on first use and then kept.
 
-Every store hands out uint8 RGB images as (3, H, W) tensors; grey images are repeated over the three
-channels, so that any backbone reads any dataset.
+Stores hand out uint8 RGB images as (3, H, W) tensors, grey images repeated over the three channels, so that any
+backbone reads any dataset; or one vector for each image, in the place of pixels.
 """
-
-from __future__ import annotations
 
 import hashlib
 import os
 import stat
 import threading
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -24,8 +24,6 @@ from torch import Tensor
 
 from cflat._errors import DataError
 from cflat._ranges import check
-
-__all__ = ["ArrayPixels", "ArrayStore", "DecodedCache", "FilePixels", "Indices", "PixelStore", "Pixels", "decode_image"]
 
 Indices: TypeAlias = npt.NDArray[np.int64]
 Pixels: TypeAlias = Tensor | list[Tensor]
@@ -43,24 +41,6 @@ FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 """What is decoded, whatever a file is called."""
 
 
-class PixelStore(Protocol):
-    """The images of one dataset split, addressed by row."""
-
-    def __len__(self) -> int: ...
-
-    def read(self, rows: Indices) -> Pixels:
-        """Return the uint8 images of these rows, in their order."""
-
-    def content(self, row: int) -> bytes:
-        """Return bytes that are equal for equal images: encoded files as they lie on disk, or raw pixels."""
-
-    def describe(self, row: int) -> str:
-        """Name an image for a message: its path, or its row."""
-
-    def fingerprint(self, rows: Indices | None = None) -> str:
-        """Return a hash that changes when the images of these rows, or of all, are others or in another order."""
-
-
 class ArrayStore:
     """Hold a number of equal-sized arrays in memory, one for each image, under a name for messages."""
 
@@ -76,7 +56,7 @@ class ArrayStore:
         return self._values[torch.from_numpy(np.ascontiguousarray(rows))]
 
     def content(self, row: int) -> bytes:
-        """Return the raw numbers of one image."""
+        """Return the raw numbers of one image, which are equal for equal images."""
         return self._values[row].numpy().tobytes()
 
     def describe(self, row: int) -> str:
@@ -91,21 +71,20 @@ class ArrayStore:
 
 
 class ArrayPixels(ArrayStore):
-    """Hold equal-sized uint8 images in memory.
-
-    Args:
-        array: NumPy (N, H, W, 3), (N, H, W, 1) or (N, H, W), or a tensor (N, 3, H, W) or (N, 1, H, W).
-        name: What messages call the array.
-    """
+    """Hold uint8 images in memory: NumPy (N, H, W, 3), (N, H, W, 1), (N, H, W), or a tensor (N, 3 or 1, H, W)."""
 
     def __init__(self, array: npt.NDArray[np.uint8] | Tensor, name: str = "images") -> None:
-        images = array if isinstance(array, Tensor) else _channels_first(array, name)
-        if images.dtype != torch.uint8:
-            raise DataError(f"{name} holds {images.dtype} values; expected uint8 pixels from 0 to 255.")
-        if images.ndim != 4 or images.shape[1] not in (1, 3):
-            raise DataError(f"{name} has shape {tuple(array.shape)}; {_EXPECTED}")
-        if len(images) and 0 in images.shape:
-            raise DataError(f"{name} has shape {tuple(array.shape)}: images without pixels.")
+        is_tensor, shape = isinstance(array, Tensor), tuple(array.shape)
+        if array.dtype != (torch.uint8 if is_tensor else np.uint8):
+            raise DataError(f"{name} holds {array.dtype} values; expected uint8 pixels from 0 to 255.")
+        images = array if is_tensor or len(shape) != 3 else array[..., None]
+        if images.ndim != 4 or images.shape[1 if is_tensor else 3] not in (1, 3):
+            expected = "(images, height, width, 3), (images, height, width, 1) or (images, height, width)"
+            raise DataError(f"{name} has shape {shape}; expected {expected}.")
+        if len(images) and 0 in shape:
+            raise DataError(f"{name} has shape {shape}: images without pixels.")
+        if not isinstance(images, Tensor):
+            images = torch.from_numpy(np.array(images.transpose(0, 3, 1, 2), order="C"))
         super().__init__(images.contiguous(), name)
 
     def read(self, rows: Indices) -> Tensor:
@@ -113,17 +92,21 @@ class ArrayPixels(ArrayStore):
         return super().read(rows).expand(-1, 3, -1, -1)
 
 
-_EXPECTED = "expected (images, height, width, 3), (images, height, width, 1) or (images, height, width)."
+class ArrayVectors(ArrayStore):
+    """Hold float32 vectors (N, D) in memory, such as the features of a frozen backbone, in the place of pixels."""
 
-
-def _channels_first(array: npt.NDArray[np.uint8], name: str) -> Tensor:
-    if array.dtype != np.uint8:
-        raise DataError(f"{name} holds {array.dtype} values; expected uint8 pixels from 0 to 255.")
-    if array.ndim == 3:
-        array = array[..., None]
-    if array.ndim != 4 or array.shape[-1] not in (1, 3):
-        raise DataError(f"{name} has shape {array.shape}; {_EXPECTED}")
-    return torch.from_numpy(np.array(array.transpose(0, 3, 1, 2), order="C"))
+    def __init__(self, array: npt.NDArray[np.generic], name: str = "vectors") -> None:
+        if array.ndim != 2 or array.shape[1] == 0 or not np.issubdtype(array.dtype, np.floating):
+            raise DataError(
+                f"{name} holds {array.dtype} values of shape {array.shape}; expected floats, (images, features)."
+            )
+        vectors = np.ascontiguousarray(array, dtype=np.float32)
+        wrong = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
+        if len(wrong):
+            raise DataError(f"{name}[{wrong[0]}] is not finite ({len(wrong)} such vectors); recompute the features.")
+        super().__init__(torch.from_numpy(vectors), name)
+        self.size = vectors.shape[1]
+        """Numbers per vector."""
 
 
 class DecodedCache:
@@ -163,86 +146,72 @@ class DecodedCache:
         return path in self._images
 
 
+@dataclass(eq=False, repr=False)
 class FilePixels:
-    """Decode image files on request and keep them in memory while the budget lasts.
+    """Decode image files on request and keep them in memory while the budget lasts."""
 
-    Args:
-        root: Folder that the paths are relative to.
-        paths: One relative path per row.
-        short_side: Shrink images whose shorter side is longer than this; ``None`` keeps the file's resolution.
-        cache: Where decoded images are kept; the splits of a dataset share one.
-        num_workers: Processes in which a `BatchLoader` has images decoded ahead; 0 decodes when they are read.
-    """
+    root: Path
+    paths: Sequence[str]
+    """One for each row, relative to the root."""
+    _: KW_ONLY
+    short_side: int | None = None
+    """Shrink images whose shorter side is longer than this; ``None`` keeps the file's resolution."""
+    cache: DecodedCache = field(default_factory=DecodedCache)
+    """Where decoded images are kept; the splits of a dataset share one."""
+    num_workers: int = 0
+    """Processes in which a `BatchLoader` has images decoded ahead; 0 decodes when they are read."""
 
-    def __init__(
-        self,
-        root: Path,
-        paths: Sequence[str],
-        *,
-        short_side: int | None = None,
-        cache: DecodedCache | None = None,
-        num_workers: int = 0,
-    ) -> None:
-        if short_side is not None:
-            check("short_side", short_side, above=0, integer=True)
-        check("num_workers", num_workers, at_least=0, integer=True)
-        self.root = root
-        self.paths = tuple(paths)
-        self.short_side = short_side
-        self.cache = DecodedCache() if cache is None else cache
-        self.num_workers = num_workers
+    def __post_init__(self) -> None:
+        if self.short_side is not None:
+            check("short_side", self.short_side, above=0, integer=True)
+        check("num_workers", self.num_workers, at_least=0, integer=True)
+        self.paths = tuple(self.paths)
 
     def __len__(self) -> int:
         return len(self.paths)
 
+    def path(self, row: int) -> Path:
+        """Return where an image lies."""
+        return self.root / self.paths[row]
+
     def missing(self, rows: Indices) -> Indices:
         """Return those of the rows that are not kept in memory."""
-        return np.array([row for row in rows if self.root / self.paths[row] not in self.cache], dtype=np.int64)
+        return np.array([row for row in rows if self.path(row) not in self.cache], dtype=np.int64)
 
     def keep(self, rows: Indices, images: Sequence[Tensor]) -> dict[int, Tensor]:
         """Keep what workers have decoded while the budget lasts; return all of it by row."""
         for row, image in zip(rows, images, strict=True):
-            self.cache.keep(self.root / self.paths[row], image, is_part=True)
+            self.cache.keep(self.path(row), image, is_part=True)
         return dict(zip(rows.tolist(), images, strict=True))
 
     def read(self, rows: Indices, decoded: Mapping[int, Tensor] | None = None) -> Pixels:
         """Return the images of these rows, stacked when their sizes agree; ``decoded`` are images that are here."""
         known = decoded or {}
         images = [
-            known[row] if row in known else self.cache.get(self.root / self.paths[row], self.short_side)
-            for row in rows.tolist()
+            known[row] if row in known else self.cache.get(self.path(row), self.short_side) for row in rows.tolist()
         ]
-        same_size = len({image.shape for image in images}) == 1
-        return torch.stack(images) if same_size else images
+        return torch.stack(images) if len({image.shape for image in images}) == 1 else images
 
     def content(self, row: int) -> bytes:
-        """Return the encoded file."""
-        path = self.root / self.paths[row]
-        try:
-            return _regular(path).read_bytes()
-        except (OSError, ValueError) as error:
-            raise DataError(f"Cannot read image {str(path)!r}: {_reason(error)}.") from error
+        """Return the encoded file as it lies on disk."""
+        with _reading(self.path(row)) as path:
+            return path.read_bytes()
 
     def header_problem(self, row: int) -> str | None:
         """Return what is wrong with an image as far as its first bytes tell; None if nothing is."""
-        path = self.root / self.paths[row]
         try:
-            with Image.open(_regular(path), formats=FORMATS) as image:
+            with _reading(self.path(row)) as path, Image.open(path, formats=FORMATS) as image:
                 _require_modest(*image.size)
             return None
-        except Exception as error:  # decoders fail in more ways than can be listed
-            return f"Cannot read image {str(path)!r}: {_reason(error)}."
+        except DataError as error:
+            return str(error)
 
     def describe(self, row: int) -> str:
         """Name an image by its path."""
-        return str(self.root / self.paths[row])
+        return str(self.path(row))
 
     def fingerprint(self, rows: Indices | None = None) -> str:
-        """Hash the relative paths, the files' content and the stored size, wherever the folder lies.
-
-        Raises:
-            DataError: If a file cannot be read.
-        """
+        """Hash the relative paths, the files' content and the stored size, wherever the folder lies."""
         paths = self.paths if rows is None else [self.paths[row] for row in np.unique(rows)]
         digest = hashlib.blake2b(str(self.short_side).encode(), digest_size=16)
         # Threads: the time is spent waiting for the disk, and hashing leaves the interpreter lock to others.
@@ -260,22 +229,20 @@ class FilePixels:
         return digest.digest()
 
 
-def decode_image(path: Path, short_side: int | None = None) -> Tensor:
-    """Decode one file as a uint8 RGB tensor (3, H, W), shrunk to ``short_side`` if that is given.
+PixelStore: TypeAlias = ArrayStore | FilePixels
+"""The images of one dataset split, addressed by row."""
 
-    Raises:
-        DataError: If the file is missing, truncated or no image; the message names it.
-    """
-    try:
+
+def decode_image(path: Path, short_side: int | None = None) -> Tensor:
+    """Decode one file as a uint8 RGB tensor (3, H, W), shrunk to ``short_side`` if that is given."""
+    with _reading(path):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our own limit is lower than its error
-            opened = Image.open(_regular(path), formats=FORMATS)
+            opened = Image.open(path, formats=FORMATS)
         with opened as image:
             _require_modest(*image.size)
             # A palette with alpha per entry makes PIL warn unless it goes through RGBA.
             rgb = (image.convert("RGBA") if "transparency" in image.info else image).convert("RGB")
-    except Exception as error:  # decoders fail in more ways than can be listed
-        raise DataError(f"Cannot read image {str(path)!r}: {_reason(error)}.") from error
     if short_side is not None and min(rgb.size) > short_side:
         factor = short_side / min(rgb.size)
         width, height = (max(short_side, round(side * factor)) for side in rgb.size)
@@ -284,18 +251,15 @@ def decode_image(path: Path, short_side: int | None = None) -> Tensor:
 
 
 def _hash_content(path: Path) -> bytes:
-    try:
-        with _regular(path).open("rb", buffering=0) as file:
-            size = os.fstat(file.fileno()).st_size
-            digest = hashlib.blake2b(str(size).encode() + b"\n", digest_size=16)
-            if size <= WHOLE_BYTES:
-                digest.update(file.read())
-            else:
-                for start in (0, (size - SAMPLE_BYTES) // 2, size - SAMPLE_BYTES):
-                    file.seek(start)
-                    digest.update(file.read(SAMPLE_BYTES))
-    except (OSError, ValueError) as error:
-        raise DataError(f"Cannot read image {str(path)!r}: {_reason(error)}.") from error
+    with _reading(path), path.open("rb", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        digest = hashlib.blake2b(str(size).encode() + b"\n", digest_size=16)
+        if size <= WHOLE_BYTES:
+            digest.update(file.read())
+        else:
+            for start in (0, (size - SAMPLE_BYTES) // 2, size - SAMPLE_BYTES):
+                file.seek(start)
+                digest.update(file.read(SAMPLE_BYTES))
     return digest.digest()
 
 
@@ -309,11 +273,15 @@ def _require_modest(width: int, height: int) -> None:
         raise ValueError(f"it has {width} x {height} pixels, one side more than {MAX_ASPECT} times the other; crop it")
 
 
-def _regular(path: Path) -> Path:
-    """Return ``path`` if it is a regular file: opening a pipe or a device could block for ever."""
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise OSError("it is not a regular file")
-    return path
+@contextmanager
+def _reading(path: Path) -> Iterator[Path]:
+    """Let ``path`` be read if it is a regular file, and turn whatever goes wrong into a `DataError` that names it."""
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe or a device could block for ever
+            raise OSError("it is not a regular file")
+        yield path
+    except Exception as error:  # decoders fail in more ways than can be listed
+        raise DataError(f"Cannot read image {str(path)!r}: {_reason(error)}.") from error
 
 
 def _reason(error: BaseException) -> str:

@@ -1,7 +1,5 @@
 """Named input recipes: which transform a backbone is trained and tested with."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -18,8 +16,6 @@ from cflat.data.transforms import (
     Stage,
     Transform,
 )
-
-__all__ = ["PRESETS", "Preset", "eval_transform", "train_transform"]
 
 CIFAR_MEAN, CIFAR_STD = (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -80,8 +76,9 @@ for _preset in (
     PRESETS.add(_preset.name, _preset)
 
 
+@checked
 def train_transform(
-    preset: str, image_size: int, mean: Sequence[float] | None = None, std: Sequence[float] | None = None
+    preset: str, image_size: Count, mean: Sequence[float] | None = None, std: Sequence[float] | None = None
 ) -> Transform:
     """Return the training transform of a preset.
 
@@ -90,27 +87,20 @@ def train_transform(
     >>> train_transform("cifar", 32).num_draws
     4
     """
-    chosen = PRESETS[preset]
-    return _finish(chosen, chosen.train, image_size, mean, std)
-
-
-def eval_transform(
-    preset: str, image_size: int, mean: Sequence[float] | None = None, std: Sequence[float] | None = None
-) -> Transform:
-    """Return the test transform of a preset; the arguments are those of `train_transform`."""
-    chosen = PRESETS[preset]
-    return _finish(chosen, chosen.evaluate, image_size, mean, std)
+    return _finish(PRESETS[preset], PRESETS[preset].train(image_size), mean, std)
 
 
 @checked
-def _finish(
-    preset: Preset,
-    build: Callable[[int], tuple[Stage, ...]],
-    image_size: Count,
-    mean: Sequence[float] | None,
-    std: Sequence[float] | None,
+def eval_transform(
+    preset: str, image_size: Count, mean: Sequence[float] | None = None, std: Sequence[float] | None = None
 ) -> Transform:
-    stages = build(image_size)
+    """Return the test transform of a preset; the arguments are those of `train_transform`."""
+    return _finish(PRESETS[preset], PRESETS[preset].evaluate(image_size), mean, std)
+
+
+def _finish(
+    preset: Preset, stages: tuple[Stage, ...], mean: Sequence[float] | None, std: Sequence[float] | None
+) -> Transform:
     if preset.normalization == "none":
         return Transform(stages)
     if preset.normalization != "backbone":

@@ -17,13 +17,11 @@ from typing import Literal, TypeAlias, get_args
 import numpy as np
 
 from cflat._errors import DataError
-from cflat._ranges import Count, check, checked
+from cflat._ranges import Count, Fraction, check, checked
 from cflat._registry import require_known
-from cflat.data.dataset import Dataset, image_groups, validate_dataset
+from cflat.data.dataset import Dataset, image_groups, share_of, validate_dataset
 from cflat.data.images import ImageSet
 from cflat.data.pixels import Indices, PixelStore
-
-__all__ = ["DomainLabels", "Scenario", "Split", "Stream", "Task", "build_stream", "class_order", "task_sizes"]
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +31,8 @@ Split: TypeAlias = Literal["test", "validation"]
 """Images that accuracy is measured on."""
 
 DEFAULT_NUM_TASKS = 5
+_NOISE = 4
+"""Key of the random numbers of label noise beside those that choose images."""
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,10 @@ def build_stream(
     if scenario == "domain":
         stream = _domain_stream(dataset, labels, domain_order, task_order_seed)
     else:
-        stream = _class_stream(dataset, scenario, initial, increment, order_seed, task_order_seed)
+        usual = dataset.split or _even_split(dataset.num_classes)
+        chosen = (usual[0] if initial is None else initial, usual[1] if increment is None else increment)
+        sizes = task_sizes(dataset.num_classes, *chosen)
+        stream = _class_stream(dataset, scenario, sizes, order_seed, task_order_seed)
     for task in stream.tasks if dataset.validation is not None else ():
         if task.validation is None or len(task.validation) == 0:
             raise DataError(
@@ -189,25 +192,14 @@ def build_stream(
 
 
 def _class_stream(
-    dataset: Dataset,
-    scenario: Scenario,
-    initial: int | None,
-    increment: int | None,
-    order_seed: int | None,
-    task_order_seed: int | None,
+    dataset: Dataset, scenario: Scenario, sizes: list[int], order_seed: int | None, task_order_seed: int | None
 ) -> Stream:
-    usual = dataset.split or _even_split(dataset.num_classes)
-    chosen = (usual[0] if initial is None else initial, usual[1] if increment is None else increment)
-    sizes = task_sizes(dataset.num_classes, *chosen)
     if min(sizes) == 1:
-        logger.warning(
-            "%d of %d tasks of %s have a single class: there is nothing to tell apart in them, and a method that "
-            "learns from one task at a time learns nothing. Choose stream.initial and stream.increment so that each "
-            "has two.",
-            sizes.count(1),
-            len(sizes),
-            dataset.name,
+        text = (
+            "%d of %d tasks of %s have a single class: there is nothing to tell apart in them, and a method that learns"
+            " from one task at a time learns nothing. Choose stream.initial and stream.increment so that each has two."
         )
+        logger.warning(text, sizes.count(1), len(sizes), dataset.name)
     groups = np.split(class_order(dataset.num_classes, order_seed), np.cumsum(sizes)[:-1])
     groups = [groups[i] for i in class_order(len(groups), task_order_seed)]
     order = np.concatenate(groups)
@@ -306,3 +298,33 @@ def _require_every_class(dataset: Dataset, tasks: Sequence[Task]) -> None:
                 f"Domain {task.name!r} of dataset {dataset.name!r} has no training image of class {name!r};"
                 " labels='growing' needs every class in every domain, labels='shared' does not."
             )
+
+
+@checked
+def with_label_noise(stream: Stream, label_noise: Fraction, seed: int = 0) -> Stream:
+    """Return the stream with a share of each class's training labels (and domain's) replaced, evenly at random.
+
+    The new label is another class of the same task, so that images stay in their task and no class of a later task is
+    given away. Every class keeps at least one image of its own. Test and validation images keep their labels.
+    ``label_noise`` is the share, in [0, 1); 0 returns the stream itself.
+
+    Raises:
+        DataError: If a task has a single class: there is no other label to give.
+    """
+    if label_noise == 0:
+        return stream
+    return replace(stream, tasks=tuple(_noisy(task, label_noise, seed) for task in stream.tasks))
+
+
+def _noisy(task: Task, share: float, seed: int) -> Task:
+    if task.num_classes < 2:
+        raise DataError(
+            f"Label noise needs two classes in every task, task {task.name!r} has one; raise initial and increment."
+        )
+    labels = task.train.labels.copy()
+    for (label, domain), positions in image_groups(task.train).items():
+        rng = np.random.default_rng((seed, _NOISE, label, domain + 1))
+        wrong = rng.permutation(positions)[: share_of(share, len(positions))]
+        others = np.setdiff1d(np.asarray(task.classes), [label])
+        labels[wrong] = rng.choice(others, size=len(wrong))
+    return replace(task, train=task.train.with_labels(labels))

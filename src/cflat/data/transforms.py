@@ -5,8 +5,6 @@ can therefore replay any step, and an image is augmented alike whether it is tra
 or on another rank. `RandomResizedCrop` and the resizing stages follow torchvision's antialiased versions.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,19 +16,6 @@ from torch import Tensor
 from cflat._lazy import LazyModule
 from cflat._ranges import check
 from cflat.data.pixels import Pixels
-
-__all__ = [
-    "Brightness",
-    "Flip",
-    "Normalize",
-    "PaddedCrop",
-    "RandomResizedCrop",
-    "ResizeCrop",
-    "Stage",
-    "Transform",
-    "crop_boxes",
-    "resample",
-]
 
 tv = LazyModule("torchvision.transforms.v2.functional")
 

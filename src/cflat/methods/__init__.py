@@ -5,17 +5,8 @@ from cflat.methods._base import Extract, Loss, Method, ParamGroup, Phase, Stream
 from cflat.methods._catalog import MethodSpec, create_method, get_method_spec, list_methods, register_method
 
 __all__ = [
-    "Extract",
-    "Loss",
-    "Method",
-    "MethodSpec",
-    "ParamGroup",
-    "Phase",
-    "StreamInfo",
-    "create_method",
-    "get_method_spec",
-    "list_methods",
-    "register_method",
-]
+    "Extract", "Loss", "Method", "MethodSpec", "ParamGroup", "Phase", "StreamInfo", "create_method",
+    "get_method_spec", "list_methods", "register_method",
+]  # fmt: skip
 
 import_modules(__name__, __path__)

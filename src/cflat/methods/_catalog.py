@@ -1,7 +1,5 @@
 """The table in which every method file enters itself, and methods made from their names."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -66,9 +64,8 @@ def create_method(name: str, backbone: Backbone, info: StreamInfo, config: Any =
         raise ValueError(f"{name} runs on {', '.join(spec.families)} backbones, not on {backbone.name}.")
     if info.scenario not in spec.scenarios:
         raise ValueError(f"{name} runs on {', '.join(spec.scenarios)} streams, not on a {info.scenario} stream.")
-    make: Any = spec.cls
-    method: Method = make(spec.config() if config is None else config, backbone, info)
-    return method
+    make: Callable[..., Method] = spec.cls
+    return make(spec.config() if config is None else config, backbone, info)
 
 
 def get_method_spec(name: str) -> MethodSpec:

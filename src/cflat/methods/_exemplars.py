@@ -1,7 +1,5 @@
 """What rehearsal methods share: settings of the exemplar memory and its place in a task."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import torch
@@ -42,10 +40,7 @@ class Rehearsal(Method):
     def __init__(self, config: MemoryConfig, info: StreamInfo) -> None:
         super().__init__(info)
         self.memory = config.make_memory()
-        self._require_room(info)
-
-    def _require_room(self, info: StreamInfo) -> None:
-        """Refuse, before training, a memory without room for each class, and for each domain if they share labels."""
+        # Refuse, before training, a memory without room for each class, and for each domain if they share labels.
         total, per_class = self.memory.total, self.memory.per_class
         is_shared = info.scenario == "domain" and info.label_modulus is None
         least = (info.num_tasks or 1) if is_shared else 1
@@ -68,7 +63,7 @@ class Rehearsal(Method):
 
     def extra_state(self) -> dict[str, Any]:
         """Return the rows of the exemplars."""
-        return {"memory": dict(self.memory.state())}
+        return {"memory": self.memory.state()}
 
     def load_extra_state(self, state: dict[str, Any], train: ImageSet) -> None:
         """Find the exemplars again."""

@@ -4,29 +4,19 @@ The first task trains adapters; from then on nothing is trained, and a class is 
 of the plain and the adapted network.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
-from cflat._settings import settings_class
 from cflat.data import Batch, Task
 from cflat.methods import Extract, StreamInfo, register_method
 from cflat.methods._adapted import AdapterConfig, FirstTaskAdapted
 from cflat.nn import Backbone, NearestMeanHead, forward_adapters, freeze
 from cflat.nn.vit import embed
 
-__all__ = ["APER", "APERConfig"]
-
-
-@settings_class
-class APERConfig(AdapterConfig):
-    """Settings of APER."""
-
 
 @register_method(
     "aper",
-    config=APERConfig,
+    config=AdapterConfig,
     summary="adapters trained in the first task, nearest mean of plain and adapted features",
     scenarios=("class", "task", "domain"),
     families=("vit",),
@@ -36,9 +26,8 @@ class APERConfig(AdapterConfig):
 class APER(FirstTaskAdapted):
     """Join what pretraining knows with what the first task taught."""
 
-    def __init__(self, config: APERConfig, backbone: Backbone, info: StreamInfo) -> None:
+    def __init__(self, config: AdapterConfig, backbone: Backbone, info: StreamInfo) -> None:
         super().__init__(config, backbone, info)
-        self.config = config
         self.plain = freeze(config.make_adapters(backbone))  # adds nothing: the plain network in a batched pass
         self.means = NearestMeanHead(2 * backbone.feature_dim)
 

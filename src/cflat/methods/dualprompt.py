@@ -14,8 +14,6 @@ from cflat.methods import Extract, StreamInfo, register_method
 from cflat.methods._prompting import PromptConfig, PromptedViT, PromptMethod
 from cflat.nn import Backbone, PrefixPrompts, vit
 
-__all__ = ["DualPrompt", "DualPromptConfig"]
-
 
 @settings_class
 class DualPromptConfig(PromptConfig):

@@ -26,8 +26,6 @@ from cflat.nn.heads import CosineHead, NearestMeanHead
 from cflat.nn.surgery import frozen_copy, load_parameters_, merge_weights, named_weights, weight_delta
 from cflat.nn.transport import Sinkhorn, transport_rows
 
-__all__ = ["DUCT", "DUCTConfig"]
-
 
 @settings_class
 class DUCTConfig:
@@ -118,8 +116,14 @@ class DUCT(Method):
 
     def start_phase(self, task: Task, phase: Phase, extract: Extract) -> None:
         """Merge what the first phase learned before the second one."""
-        if phase.name == "retrain":
-            self._merge(task, extract)
+        if phase.name != "retrain":
+            return
+        backbone = self.network.backbone
+        scale = self._similarity(task, extract) if self.config.similarity_scales else 1.0
+        delta = weight_delta(named_weights(backbone), named_weights(self.pretrained))
+        merged = merge_weights(named_weights(self.merged), [delta], [scale], alpha=self.config.merge_ratio)
+        load_parameters_(self.merged, merged)
+        load_parameters_(backbone, merged)
 
     def prepare(self, batch: Batch) -> Batch:
         """Add the features when the backbone is frozen: the head alone is trained on them."""
@@ -161,16 +165,6 @@ class DUCT(Method):
             scores = scores.unflatten(1, (len(self.blocks), -1)).amax(dim=1)
         return {"logits": scores}
 
-    # -- merging ------------------------------------------------------------------------------------------------
-
-    def _merge(self, task: Task, extract: Extract) -> None:
-        backbone = self.network.backbone
-        scale = self._similarity(task, extract) if self.config.similarity_scales else 1.0
-        delta = weight_delta(named_weights(backbone), named_weights(self.pretrained))
-        merged = merge_weights(named_weights(self.merged), [delta], [scale], alpha=self.config.merge_ratio)
-        load_parameters_(self.merged, merged)
-        load_parameters_(backbone, merged)
-
     def _similarity(self, task: Task, extract: Extract) -> float:
         """Return s_b: how little training has turned the class means."""
         features = extract(task.train, self.network.backbone)
@@ -188,11 +182,7 @@ class DUCT(Method):
 
 
 class DUCTNetwork(nn.Module):
-    """A backbone with a cosine head: the newest block of rows is trained, older ones are constants.
-
-    Args:
-        backbone: Maps images to features.
-    """
+    """A backbone with a cosine head: the newest block of rows is trained, older ones are constants."""
 
     old_rows: Tensor
 

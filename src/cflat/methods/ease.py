@@ -6,8 +6,6 @@ block the mixture of new classes to which it is similar in its own block. Scores
 and all others together with alpha.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -22,8 +20,6 @@ from cflat.methods._adapted import AdaptedMethod, AdapterConfig
 from cflat.nn import Backbone, CosineHead, forward_adapters, freeze
 from cflat.nn.heads import full_precision
 from cflat.nn.vit import embed
-
-__all__ = ["EASE", "EASEConfig", "block_weights", "complete_", "reweighted_cosines"]
 
 
 @settings_class
@@ -97,12 +93,8 @@ def complete_(prototypes: Tensor, starts: Sequence[int], *, newest_only: bool = 
 
     With i the task of an old class c and j > i a later block, ``prototypes[j, c]`` becomes the mean of
     ``prototypes[j, r]`` over all classes r of tasks j and later, under the softmax of the cosines between
-    ``prototypes[i, c]`` and ``prototypes[i, r]``.
-
-    Args:
-        prototypes: Blocks of T tasks, (T, C, D), true for every class up to the block of its own task.
-        starts: First class of each task.
-        newest_only: Leave all but the last block as they were completed before.
+    ``prototypes[i, c]`` and ``prototypes[i, r]``. Given are the blocks of T tasks, (T, C, D), which are true for every
+    class up to that of its own task, and the first class of each; ``newest_only`` completes the last block alone.
     """
     bounds = [*starts, prototypes.shape[1]]
     units = functional.normalize(prototypes, dim=2)

@@ -1,7 +1,5 @@
 """Finetune: learn each task as it comes and keep nothing; the lower bound of the field."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from torch import nn
@@ -11,8 +9,6 @@ from cflat._settings import settings_class
 from cflat.data import Batch, Task
 from cflat.methods import Loss, Method, StreamInfo, register_method
 from cflat.nn import Backbone, Classifier
-
-__all__ = ["Finetune", "FinetuneConfig"]
 
 
 @settings_class

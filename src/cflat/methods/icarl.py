@@ -4,8 +4,6 @@ As in PILOT and PyCIL the classification term is a cross-entropy over all seen c
 and the distillation term carries no factor T^2.
 """
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -14,8 +12,6 @@ from cflat.data import Batch, Task
 from cflat.methods import Loss, StreamInfo, register_method
 from cflat.methods._exemplars import MemoryConfig, RehearsalWithMeans
 from cflat.nn import Backbone, Classifier, NearestMeanHead, frozen_copy
-
-__all__ = ["ICaRL", "ICaRLConfig", "distillation"]
 
 
 @settings_class

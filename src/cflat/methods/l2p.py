@@ -16,8 +16,6 @@ from cflat.methods import StreamInfo, register_method
 from cflat.methods._prompting import PromptConfig, PromptedViT, PromptMethod
 from cflat.nn import Backbone, PromptPool, vit
 
-__all__ = ["L2P", "L2PConfig"]
-
 
 @settings_class
 class L2PConfig(PromptConfig):

@@ -15,8 +15,6 @@ from cflat.methods import Extract, Loss, StreamInfo, register_method
 from cflat.methods._exemplars import MemoryConfig, RehearsalWithMeans
 from cflat.nn import Backbone, LinearHead, NearestMeanHead, freeze, split_backbone, unfreeze
 
-__all__ = ["MEMO", "MEMOConfig", "align_weights_"]
-
 
 @settings_class
 class MEMOConfig(MemoryConfig):

@@ -5,8 +5,6 @@ The first task trains adapters under a cosine head. After that, and in every lat
 `cflat.nn.ridge`. PILOT scores by the cosine with its rows instead, ``scoring="cosine"`` here.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch
@@ -17,8 +15,6 @@ from cflat.data import Batch, Task
 from cflat.methods import Extract, Phase, StreamInfo, register_method
 from cflat.methods._adapted import AdapterConfig, FirstTaskAdapted
 from cflat.nn import Backbone, RidgeHead
-
-__all__ = ["RanPAC", "RanPACConfig"]
 
 
 @settings_class

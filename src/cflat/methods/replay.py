@@ -1,27 +1,17 @@
 """Replay: train on the present task together with a few exemplars of every earlier class."""
 
-from __future__ import annotations
-
 from torch import nn
 from torch.nn import functional
 
-from cflat._settings import settings_class
 from cflat.data import Batch, Task
 from cflat.methods import Extract, Loss, StreamInfo, register_method
 from cflat.methods._exemplars import MemoryConfig, Rehearsal
 from cflat.nn import Backbone, Classifier
 
-__all__ = ["Replay", "ReplayConfig"]
-
-
-@settings_class
-class ReplayConfig(MemoryConfig):
-    """Settings of replay."""
-
 
 @register_method(
     "replay",
-    config=ReplayConfig,
+    config=MemoryConfig,
     summary="cross-entropy on new classes and exemplars",
     scenarios=("class", "task", "domain"),
     needs_memory=True,
@@ -31,7 +21,7 @@ class Replay(Rehearsal):
 
     network: Classifier
 
-    def __init__(self, config: ReplayConfig, backbone: Backbone, info: StreamInfo) -> None:
+    def __init__(self, config: MemoryConfig, backbone: Backbone, info: StreamInfo) -> None:
         super().__init__(config, info)
         self.config = config
         self.network = Classifier(backbone)

@@ -1,7 +1,5 @@
 """SimpleCIL: class means of a frozen pretrained network are the classifier (Zhou et al., 2023)."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
@@ -9,8 +7,6 @@ from cflat._settings import settings_class
 from cflat.data import Batch, Task
 from cflat.methods import Extract, Method, Phase, StreamInfo, register_method
 from cflat.nn import Backbone, NearestMeanHead, freeze
-
-__all__ = ["SimpleCIL", "SimpleCILConfig"]
 
 
 @settings_class

@@ -4,12 +4,5 @@ from cflat.metrics.accuracy import HEADLINES, METRICS, AccuracyMatrix, Metric
 from cflat.metrics.paired import PairedDifference, Spread, paired_difference, spread
 
 __all__ = [
-    "HEADLINES",
-    "METRICS",
-    "AccuracyMatrix",
-    "Metric",
-    "PairedDifference",
-    "Spread",
-    "paired_difference",
-    "spread",
-]
+    "HEADLINES", "METRICS", "AccuracyMatrix", "Metric", "PairedDifference", "Spread", "paired_difference", "spread",
+]  # fmt: skip

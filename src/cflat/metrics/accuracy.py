@@ -15,8 +15,6 @@ import numpy.typing as npt
 
 from cflat._errors import DataError
 
-__all__ = ["HEADLINES", "METRICS", "AccuracyMatrix", "Metric"]
-
 Counts: TypeAlias = npt.NDArray[np.int64]
 Fractions: TypeAlias = npt.NDArray[np.float64]
 

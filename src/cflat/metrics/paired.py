@@ -1,14 +1,10 @@
 """Spread over seeds, and differences between two ways that share their seeds."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-
-__all__ = ["PairedDifference", "Spread", "paired_difference", "spread"]
 
 
 @dataclass(frozen=True)

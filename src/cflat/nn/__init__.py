@@ -2,8 +2,7 @@
 
 from cflat.nn.adapters import Adapter, AdapterSet, forward_adapters
 from cflat.nn.backbone import Backbone, create_backbone, list_backbones
-from cflat.nn.classifier import Classifier
-from cflat.nn.heads import CosineHead, LinearHead, NearestMeanHead
+from cflat.nn.heads import Classifier, CosineHead, LinearHead, NearestMeanHead
 from cflat.nn.prompts import PrefixPrompts, PromptPool
 from cflat.nn.ridge import RidgeHead
 from cflat.nn.surgery import (
@@ -20,28 +19,8 @@ from cflat.nn.surgery import (
 from cflat.nn.transport import transport_plan, transport_rows
 
 __all__ = [
-    "Adapter",
-    "AdapterSet",
-    "Backbone",
-    "Classifier",
-    "CosineHead",
-    "LinearHead",
-    "NearestMeanHead",
-    "PrefixPrompts",
-    "PromptPool",
-    "RidgeHead",
-    "create_backbone",
-    "forward_adapters",
-    "freeze",
-    "frozen_copy",
-    "list_backbones",
-    "load_parameters_",
-    "merge_weights",
-    "named_weights",
-    "split_backbone",
-    "train_unfrozen_",
-    "transport_plan",
-    "transport_rows",
-    "unfreeze",
-    "weight_delta",
-]
+    "Adapter", "AdapterSet", "Backbone", "Classifier", "CosineHead", "LinearHead", "NearestMeanHead",
+    "PrefixPrompts", "PromptPool", "RidgeHead", "create_backbone", "forward_adapters", "freeze", "frozen_copy",
+    "list_backbones", "load_parameters_", "merge_weights", "named_weights", "split_backbone", "train_unfrozen_",
+    "transport_plan", "transport_rows", "unfreeze", "weight_delta",
+]  # fmt: skip

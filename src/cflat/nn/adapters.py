@@ -17,8 +17,6 @@ from cflat.nn.backbone import Backbone
 from cflat.nn.blocks import inside
 from cflat.nn.vit import attend, mix, num_read, pool, vit_of
 
-__all__ = ["Adapter", "AdapterSet", "forward_adapters"]
-
 
 class Adapter(nn.Module):
     """One bottleneck beside the MLP of a block, for tokens of width ``dim``; hidden units are dropped in training."""

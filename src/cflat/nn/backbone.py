@@ -4,8 +4,6 @@ Nothing is downloaded unless ``weights="timm"`` asks for it. ViT names stand for
 bare timm name changes its weights between timm versions.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,8 +20,6 @@ from cflat._registry import Registry
 from cflat.nn.blocks import host_
 from cflat.nn.small import MLP, Identity, ResNet8, ResNet32, SmallCNN
 from cflat.nn.weights import load_weights_
-
-__all__ = ["Backbone", "BackboneSpec", "Family", "create_backbone", "get_backbone_spec", "list_backbones"]
 
 timm, models = LazyModule("timm"), LazyModule("timm.models")
 logger = logging.getLogger(__name__)

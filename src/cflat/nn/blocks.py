@@ -5,8 +5,6 @@ hooks by which FSDP2 gathers its weights, must act on such a pass as well: it ru
 an instance of a subclass of its own class, as FSDP2 does it, so that names, state dicts and copies stay as they are.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar
@@ -14,8 +12,6 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-
-__all__ = ["HostBlock", "host_", "inside"]
 
 T = TypeVar("T")
 

@@ -5,8 +5,6 @@ All share one small interface, as does the ridge head of `cflat.nn.ridge`: ``hea
 Everything that a head knows is in its ``state_dict``, and a head of any size loads the state of any other size.
 """
 
-from __future__ import annotations
-
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -14,8 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from cflat._ranges import CountOrZero, checked
-
-__all__ = ["CosineHead", "GrowingModule", "LinearHead", "NearestMeanHead", "full_precision"]
+from cflat.nn.backbone import Backbone
 
 
 def full_precision(tensor: Tensor) -> torch.autocast:
@@ -199,3 +196,22 @@ class NearestMeanHead(GrowingModule):
             else:
                 scores = -torch.cdist(features, means).square()
         return scores.masked_fill(self.counts == 0, -torch.inf)
+
+
+class Classifier(nn.Module):
+    """Score images with a growing linear head on a backbone."""
+
+    def __init__(self, backbone: Backbone) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.head = LinearHead(backbone.feature_dim)
+
+    def features(self, images: Tensor) -> Tensor:
+        """Return features of shape (B, feature_dim)."""
+        features: Tensor = self.backbone(images)
+        return features
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return logits of shape (B, num_classes)."""
+        logits: Tensor = self.head(self.features(images))
+        return logits

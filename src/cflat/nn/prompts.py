@@ -4,10 +4,8 @@ Choosing is apart from using: `select` gives ids once per batch, without gradien
 so that evaluations of one step at perturbed keys never flip the choice.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,11 +16,6 @@ from cflat.nn.backbone import Backbone
 from cflat.nn.heads import full_precision
 from cflat.nn.ranks import sum_over_batch
 from cflat.nn.vit import Prefix, vit_of
-
-if TYPE_CHECKING:
-    from timm.layers.attention import Attention
-
-__all__ = ["PrefixPrompts", "PromptPool", "majority"]
 
 
 class PromptPool(nn.Module):
@@ -87,7 +80,7 @@ class PrefixPrompts(nn.Module):
         self.general_layers = tuple(general_layers)
         self.expert_layers = tuple(expert_layers)
         self.legacy_layout = legacy_layout
-        attention = cast("Attention", vit.blocks[0].attn)
+        attention: Any = vit.blocks[0].attn
         shape = (length, attention.num_heads, vit.embed_dim // attention.num_heads)
         # Axis 1: keys, values.
         self.general = nn.Parameter(torch.empty(len(self.general_layers), 2, *shape).uniform_(-1, 1))

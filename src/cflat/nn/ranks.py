@@ -4,8 +4,6 @@ Outside of `shared_batch` nothing here does anything, so that networks and metho
 trained by one rank or by several.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
@@ -15,8 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 from torch.overrides import TorchFunctionMode
-
-__all__ = ["shared_batch", "sum_over_batch"]
 
 
 class _Share(NamedTuple):
@@ -34,11 +30,8 @@ _share: ContextVar[_Share | None] = ContextVar("share", default=None)
 def shared_batch(num_images: int, total: int, *, is_filler: bool, syncs_batchnorm: bool = True) -> Iterator[None]:
     """Let what is computed inside, forward and backward, be that of the whole batch which the ranks share.
 
-    Args:
-        num_images: Images on this rank, a filler among them, which counts for nothing.
-        total: Images on all ranks that count.
-        is_filler: Whether this rank has no image of the batch.
-        syncs_batchnorm: Whether BatchNorm takes its statistics over all ranks.
+    ``num_images`` are on this rank, a filler among them if it has none of its own, and ``total`` on all ranks, without
+    fillers. ``syncs_batchnorm`` lets BatchNorm take its statistics over all ranks.
     """
     token = _share.set(_Share(num_images, total, is_filler))
     try:

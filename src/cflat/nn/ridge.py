@@ -4,8 +4,6 @@ Features are projected to ``relu(features @ projection)``; the head keeps the Gr
 projected features ever seen, so that tasks in any order give the solution of all data at once.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Sequence
@@ -17,8 +15,6 @@ from torch.nn import functional
 
 from cflat._ranges import Count, CountOrZero, check, checked
 from cflat.nn.heads import GrowingModule, full_precision
-
-__all__ = ["RIDGES", "RidgeHead", "ridge_errors", "ridge_solution"]
 
 logger = logging.getLogger(__name__)
 
@@ -171,10 +167,8 @@ def ridge_solution(gram: Tensor, sums: Tensor, ridge: float) -> tuple[Tensor, fl
     """Return ``(gram + ridge * identity)^-1 sums`` by Cholesky, and the ridge that was used.
 
     A ridge below the rounding errors of ``gram`` leaves no positive definite matrix (a plain solve would return
-    noise): then it is raised tenfold until there is one. At the largest sum of a row, every matrix is one.
-
-    Raises:
-        ValueError: If the features are not finite, or so large that their sums are not.
+    noise): then it is raised tenfold until there is one. At the largest sum of a row, every matrix is one. Features
+    that are not finite, or so large that their sums are not, raise a `ValueError`.
     """
     largest = float(gram.abs().sum(dim=1).max())
     if not math.isfinite(largest) or not sums.isfinite().all():

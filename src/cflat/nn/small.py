@@ -4,16 +4,12 @@ The convolutional ones follow timm's conventions (`forward_features`, `global_po
 that the rest of the package treats them like a timm ResNet.
 """
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 from torch import Tensor, nn
 from torch.nn import functional
 
 from cflat._ranges import Count, checked
-
-__all__ = ["MLP", "Identity", "ResNet8", "ResNet32", "SmallCNN"]
 
 
 class _BasicBlock(nn.Module):
@@ -92,18 +88,13 @@ class SmallCNN(_ThreeStages):
 
     def __init__(self, num_channels: int = 3) -> None:
         super().__init__(
-            _convolution(num_channels, 16),
-            _convolution(16, 32),
-            _convolution(32, 64, stride=2),
-            _convolution(64, 64),
+            _convolution(num_channels, 16), _convolution(16, 32), _convolution(32, 64, stride=2), _convolution(64, 64)
         )
 
 
 def _convolution(num_inputs: int, num_outputs: int, stride: int = 1) -> nn.Sequential:
     return nn.Sequential(
-        nn.Conv2d(num_inputs, num_outputs, 3, stride, padding=1, bias=False),
-        nn.BatchNorm2d(num_outputs),
-        nn.ReLU(),
+        nn.Conv2d(num_inputs, num_outputs, 3, stride, padding=1, bias=False), nn.BatchNorm2d(num_outputs), nn.ReLU()
     )
 
 

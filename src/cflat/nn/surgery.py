@@ -1,10 +1,8 @@
 """Take networks apart and put them together: freezing, splitting (MEMO), merging weights (DUCT)."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -12,22 +10,6 @@ from torch import Tensor, nn
 from cflat._lazy import LazyModule
 from cflat.nn.backbone import Backbone
 from cflat.nn.small import ResNet32, SmallCNN
-
-if TYPE_CHECKING:
-    from timm.models import ResNet, VisionTransformer
-
-__all__ = [
-    "freeze",
-    "frozen_copy",
-    "has_batchnorm",
-    "load_parameters_",
-    "merge_weights",
-    "named_weights",
-    "split_backbone",
-    "train_unfrozen_",
-    "unfreeze",
-    "weight_delta",
-]
 
 models = LazyModule("timm.models")
 
@@ -78,28 +60,19 @@ def split_backbone(backbone: Backbone) -> tuple[nn.Module, nn.Module]:
     final norm of a ViT, ``layer4`` of a timm ResNet and ``layer3`` of ResNet-32 and the small CNN. Both parts
     are copies: the backbone is left whole and shares nothing with them.
     """
-    model = copy.deepcopy(backbone.model)
+    model: Any = copy.deepcopy(backbone.model)
     if isinstance(model, models.VisionTransformer) and model.attn_pool is None:
-        return _split_vit(model)
-    if isinstance(model, models.ResNet | ResNet32 | SmallCNN):
-        return _split_stages(model, "layer4" if isinstance(model, models.ResNet) else "layer3")
-    raise ValueError(
-        f"{backbone.name} cannot be split; choose a ViT (without attention pooling), a ResNet or small_cnn."
-    )
-
-
-def _split_stages(model: ResNet | ResNet32 | SmallCNN, last: str) -> tuple[nn.Module, nn.Module]:
-    specialised = nn.Sequential(getattr(model, last), model.global_pool)
-    setattr(model, last, nn.Identity())
-    return _Trunk(model), specialised
-
-
-def _split_vit(model: VisionTransformer) -> tuple[nn.Module, nn.Module]:
-    pool = _TokenPool(model.global_pool, model.num_prefix_tokens)
-    specialised = nn.Sequential(model.blocks[-1], model.norm, pool, model.fc_norm)
-    model.blocks = model.blocks[:-1]
-    model.norm = nn.Identity()
-    model.fc_norm = nn.Identity()
+        pool = _TokenPool(model.global_pool, model.num_prefix_tokens)
+        specialised = nn.Sequential(model.blocks[-1], model.norm, pool, model.fc_norm)
+        model.blocks, model.norm, model.fc_norm = model.blocks[:-1], nn.Identity(), nn.Identity()
+    elif isinstance(model, models.ResNet | ResNet32 | SmallCNN):
+        last = "layer4" if isinstance(model, models.ResNet) else "layer3"
+        specialised = nn.Sequential(getattr(model, last), model.global_pool)
+        setattr(model, last, nn.Identity())
+    else:
+        raise ValueError(
+            f"{backbone.name} cannot be split; choose a ViT (without attention pooling), a ResNet or small_cnn."
+        )
     return _Trunk(model), specialised
 
 

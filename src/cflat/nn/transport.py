@@ -1,7 +1,5 @@
 """Optimal transport of classifier rows from new classes to old ones (DUCT's classifier consolidation)."""
 
-from __future__ import annotations
-
 import logging
 import warnings
 from typing import Literal, TypeAlias
@@ -11,8 +9,6 @@ import torch
 from torch import Tensor
 
 from cflat._ranges import Positive, Share, checked
-
-__all__ = ["Sinkhorn", "transport_plan", "transport_rows"]
 
 logger = logging.getLogger(__name__)
 
@@ -52,13 +48,8 @@ def transport_plan(
         if missing <= CLOSE or sinkhorn == "plain":
             break
     if missing > CLOSE:
-        logger.warning(
-            "Sinkhorn (%s) at regularization %g misses its marginals by %.2g in sum after %d iterations.",
-            sinkhorn,
-            regularization,
-            missing,
-            iterations,
-        )
+        text = "Sinkhorn (%s) at regularization %g misses its marginals by %.2g in sum after %d iterations."
+        logger.warning(text, sinkhorn, regularization, missing, iterations)
     return torch.from_numpy(plan).to(new_means)
 
 

@@ -24,19 +24,6 @@ if TYPE_CHECKING:
     from timm.layers.attention import Attention
     from timm.models import VisionTransformer
 
-__all__ = [
-    "Prefix",
-    "attend",
-    "blocks_of",
-    "embed",
-    "insert_prompts",
-    "mix",
-    "num_read",
-    "pool",
-    "run_blocks",
-    "vit_of",
-]
-
 models, layers = LazyModule("timm.models"), LazyModule("timm.layers")
 
 Prefix: TypeAlias = tuple[Tensor, Tensor]

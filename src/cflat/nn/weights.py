@@ -1,21 +1,13 @@
 """Load backbone weights from a file: safetensors or a state dict, never arbitrary pickles."""
 
-from __future__ import annotations
-
 import zipfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from cflat._errors import DataError
 from cflat._lazy import LazyModule
-
-if TYPE_CHECKING:
-    from timm.models import VisionTransformer
-
-__all__ = ["load_weights_"]
 
 models, layers = LazyModule("timm.models"), LazyModule("timm.layers")
 
@@ -36,7 +28,8 @@ def load_weights_(model: nn.Module, path: str | Path) -> None:
     read = _read(Path(path))
     given = {name: value for name, value in read.items() if name in own or not name.startswith(_HEAD_PREFIXES)}
     if isinstance(model, models.VisionTransformer) and "pos_embed" in given and "pos_embed" in own:
-        given["pos_embed"] = _fit_positions(given["pos_embed"], model)
+        num_prefix_tokens = 0 if model.no_embed_class else model.num_prefix_tokens
+        given["pos_embed"] = _fit_positions(given["pos_embed"], num_prefix_tokens, list(model.patch_embed.grid_size))
     # BatchNorm's step counters are absent from old files and used by no forward pass.
     counters = {name for name in own if name.endswith("num_batches_tracked")}
     misshapen = [
@@ -70,7 +63,11 @@ def _read(path: Path) -> dict[str, Tensor]:
             f"The weights file {path} cannot be read ({type(error).__name__}: {reason}). "
             "It must be a safetensors file or a state dict of plain tensors."
         ) from error
-    odd = [name for name, value in tensors.items() if not _is_plain(value)]
+    odd = [
+        name
+        for name, value in tensors.items()
+        if value.layout != torch.strided or value.is_meta or value.is_quantized or value.is_complex()
+    ]
     if odd:
         raise DataError(
             f"The weights file {path} holds tensors without plain numbers ({', '.join(odd[:_NUM_NAMED])}): sparse, "
@@ -90,18 +87,11 @@ def _require_unpacked(path: Path) -> None:
                 raise ValueError("it is packed, which torch.save never does")
 
 
-def _is_plain(value: Tensor) -> bool:
-    return value.layout == torch.strided and not (value.is_meta or value.is_quantized or value.is_complex())
-
-
-def _fit_positions(positions: Tensor, model: VisionTransformer) -> Tensor:
-    num_prefix_tokens = 0 if model.no_embed_class else model.num_prefix_tokens
+def _fit_positions(positions: Tensor, num_prefix_tokens: int, grid_size: list[int]) -> Tensor:
     num_patches = positions.shape[1] - num_prefix_tokens if positions.ndim == 3 else 0
     if num_patches < 1 or round(num_patches**0.5) ** 2 != num_patches:
         return positions  # no square grid to resample from: reported as a wrong shape
-    fitted: Tensor = layers.resample_abs_pos_embed(
-        positions, new_size=list(model.patch_embed.grid_size), num_prefix_tokens=num_prefix_tokens
-    )
+    fitted: Tensor = layers.resample_abs_pos_embed(positions, grid_size, num_prefix_tokens=num_prefix_tokens)
     return fitted
 
 

@@ -19,8 +19,7 @@ from cflat.config.run_config import RunConfig, parse_config
 from cflat.data import BatchLoader, ImageSet, Outline, eval_transform
 from cflat.data.dataset import refuse
 from cflat.data.datasets.image_folder import SUFFIXES, image_files
-from cflat.data.pixels import ArrayPixels, FilePixels, PixelStore
-from cflat.data.vectors import ArrayVectors
+from cflat.data.pixels import ArrayPixels, ArrayVectors, FilePixels, PixelStore
 from cflat.methods import Method, StreamInfo, create_method
 from cflat.runs.folder import RunFolder
 from cflat.runs.run import make_backbone, make_stream

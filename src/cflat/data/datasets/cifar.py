@@ -1,7 +1,5 @@
 """CIFAR-10 and CIFAR-100: torchvision's files, or the same arrays as ``cifar10.npz`` and ``cifar100.npz``."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,8 +11,6 @@ from cflat.data.dataset import Dataset
 from cflat.data.datasets.npz import load_npz
 from cflat.data.images import ImageSet
 from cflat.data.pixels import ArrayPixels
-
-__all__ = ["load_cifar"]
 
 
 def load_cifar(source: Source) -> Dataset:

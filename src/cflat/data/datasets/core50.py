@@ -3,31 +3,19 @@
 This is their scenario of new classes: 50 objects, 10 in the first task and 5 in every later one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from cflat.data.catalog import DatasetSpec, Source, register_dataset
 from cflat.data.dataset import Dataset
-from cflat.data.datasets.image_folder import image_files
+from cflat.data.datasets.image_folder import index_split
 from cflat.data.images import ImageSet
-
-__all__ = ["load_core50"]
 
 SESSIONS = range(1, 12)
 TEST_SESSIONS = (3, 7, 10)
 KINDS = (
-    "plug adapter",
-    "mobile phone",
-    "scissors",
-    "light bulb",
-    "can",
-    "glasses",
-    "ball",
-    "marker",
-    "cup",
-    "remote control",
-)
+    "plug adapter", "mobile phone", "scissors", "light bulb", "can",
+    "glasses", "ball", "marker", "cup", "remote control",
+)  # fmt: skip
 OF_A_KIND = 5
 
 
@@ -54,14 +42,8 @@ def load_core50(source: Source) -> Dataset:
 
 def _sessions(source: Source, sessions: Sequence[int]) -> ImageSet:
     root = source.find()
-    paths: list[str] = []
-    labels: list[int] = []
-    for session in sessions:
-        for label in range(len(KINDS) * OF_A_KIND):
-            folder = root / f"s{session}" / f"o{label + 1}"
-            if not folder.is_dir():
-                source.report(f"{str(folder)!r} is missing. Expected {source.spec.layout}.")
-                continue
-            paths += [path.relative_to(root).as_posix() for path in image_files(folder, source.report)]
-            labels += [label] * (len(paths) - len(labels))
-    return source.images(root, paths, labels)
+    label_of = {f"s{session}/o{label + 1}": label for session in sessions for label in range(len(KINDS) * OF_A_KIND)}
+    for name in [name for name in label_of if not (root / name).is_dir()]:
+        source.report(f"{str(root / name)!r} is missing. Expected {source.spec.layout}.")
+        del label_of[name]
+    return index_split(source, root, ".", label_of)

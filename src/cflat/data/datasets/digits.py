@@ -1,6 +1,6 @@
 """Digits: 8 x 8 grey images that come with scikit-learn, so that a first run needs no files, upright and turned."""
 
-from __future__ import annotations
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -8,49 +8,36 @@ import numpy.typing as npt
 from cflat.data.catalog import DatasetSpec, Source, register_dataset
 from cflat.data.dataset import Dataset
 from cflat.data.images import ImageSet
-from cflat.data.pixels import ArrayPixels
+from cflat.data.pixels import ArrayPixels, Indices
 
-__all__ = ["load_digits", "load_rotated_digits"]
+Grey: TypeAlias = npt.NDArray[np.uint8]
 
 TEST_EVERY = 5
 """In each class (and domain), in the order of the file, every fifth image is a test image."""
 TURNS = ("upright", "left", "upside_down", "right")
 """Quarter turns against the clock; each image of a class, in the order of the file, gets the next."""
-_LICENCE = "CC BY 4.0 (UCI, Optical Recognition of Handwritten Digits)"
 
 
-@register_dataset(
-    DatasetSpec(
-        name="digits",
-        title="Digits",
+def _spec(name: str, title: str, **more: Any) -> DatasetSpec:
+    return DatasetSpec(
+        name=name,
+        title=title,
         layout="nothing: the images come with scikit-learn",
-        licence=_LICENCE,
+        licence="CC BY 4.0 (UCI, Optical Recognition of Handwritten Digits)",
         num_classes=10,
-        num_train=1442,
-        num_test=355,
-        split=(2, 2),
         preset="none",
+        **more,
     )
-)
+
+
+@register_dataset(_spec("digits", "Digits", num_train=1442, num_test=355, split=(2, 2)))
 def load_digits(source: Source) -> Dataset:
     """Load the embedded digits with a fixed split."""
     pixels, labels, place = _read()
     return _dataset("digits", pixels, labels, place % TEST_EVERY == TEST_EVERY - 1)
 
 
-@register_dataset(
-    DatasetSpec(
-        name="rotated_digits",
-        title="Rotated digits",
-        layout="nothing: the images come with scikit-learn",
-        licence=_LICENCE,
-        num_classes=10,
-        num_train=1447,
-        num_test=350,
-        domains=TURNS,
-        preset="none",
-    )
-)
+@register_dataset(_spec("rotated_digits", "Rotated digits", num_train=1447, num_test=350, domains=TURNS))
 def load_rotated_digits(source: Source) -> Dataset:
     """Load the embedded digits as four domains; no image is in two of them."""
     pixels, labels, place = _read()
@@ -60,7 +47,7 @@ def load_rotated_digits(source: Source) -> Dataset:
     return _dataset("rotated_digits", turned, labels, is_test, domains)
 
 
-def _read() -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def _read() -> tuple[Grey, Indices, Indices]:
     """Return images, labels, and the place of each image among those of its class."""
     from sklearn.datasets import load_digits as load
 
@@ -75,11 +62,7 @@ def _read() -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[n
 
 
 def _dataset(
-    name: str,
-    pixels: npt.NDArray[np.uint8],
-    labels: npt.NDArray[np.int64],
-    is_test: npt.NDArray[np.bool_],
-    domains: npt.NDArray[np.int64] | None = None,
+    name: str, pixels: Grey, labels: Indices, is_test: npt.NDArray[np.bool_], domains: Indices | None = None
 ) -> Dataset:
     train, test = (
         ImageSet(

@@ -1,7 +1,5 @@
 """``domains:PATH``: lists ``<domain>_train.txt`` and ``<domain>_test.txt`` with lines ``path label``."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -12,8 +10,6 @@ from cflat._files import read_text
 from cflat.data.catalog import DatasetSpec, Source, register_dataset
 from cflat.data.dataset import Dataset, Report, count_labels
 from cflat.data.images import ImageSet
-
-__all__ = ["TRAIN_LIST", "DomainLists", "Entry", "build_domain_dataset", "read_domain_lists"]
 
 TRAIN_LIST = "_train.txt"
 MAX_DIGITS = 9

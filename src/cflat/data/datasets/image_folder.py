@@ -1,7 +1,5 @@
 """``folder:PATH``, a folder per class under train/ and test/, and the datasets that come in this layout."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -10,8 +8,6 @@ from cflat._errors import DataError
 from cflat.data.catalog import DatasetSpec, Source, register_dataset
 from cflat.data.dataset import Dataset, Report
 from cflat.data.images import ImageSet
-
-__all__ = ["SUFFIXES", "class_folders", "image_files", "index_split", "load_class_folders"]
 
 SUFFIXES = frozenset((".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp"))
 
@@ -45,13 +41,9 @@ def load_class_folders(source: Source) -> Dataset:
 
 def index_split(source: Source, root: Path, split: str, label_of: Mapping[str, int]) -> ImageSet:
     """Return the images of the class folders below ``root/split``."""
-    paths: list[str] = []
-    labels: list[int] = []
-    for name, label in label_of.items():
-        found = image_files(root / split / name, source.report)
-        paths += [path.relative_to(root).as_posix() for path in found]
-        labels += [label] * (len(paths) - len(labels))
-    return source.images(root, paths, labels)
+    found = {name: list(image_files(root / split / name, source.report)) for name in label_of}
+    paths = [path.relative_to(root).as_posix() for files in found.values() for path in files]
+    return source.images(root, paths, [label_of[name] for name, files in found.items() for _ in files])
 
 
 def class_folders(folder: Path, report: Report) -> list[str]:

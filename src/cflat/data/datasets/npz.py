@@ -1,7 +1,5 @@
 """``npz:PATH`` and ``features:PATH``: arrays in one NumPy file, images or the features of images."""
 
-from __future__ import annotations
-
 import math
 import zipfile
 from collections.abc import Callable, Sequence
@@ -17,10 +15,7 @@ from cflat._machine import free_memory, gib
 from cflat.data.catalog import DatasetSpec, Source, register_dataset
 from cflat.data.dataset import Dataset, count_labels
 from cflat.data.images import ImageSet
-from cflat.data.pixels import ArrayPixels, PixelStore
-from cflat.data.vectors import ArrayVectors
-
-__all__ = ["load_features", "load_npz"]
+from cflat.data.pixels import ArrayPixels, ArrayVectors, PixelStore
 
 Arrays: TypeAlias = dict[str, npt.NDArray[np.generic]]
 
@@ -75,7 +70,8 @@ def _load(path: Path, store: Callable[[npt.NDArray[np.generic], str], PixelStore
     train, test = (_images(arrays, split, path, store) for split in ("train", "test"))
     class_names = _names(arrays, "class_names", train.labels, path)
     domain_names = None if train.domains is None else _names(arrays, "domain_names", train.domains, path)
-    return Dataset(path.stem, train, test, class_names, domain_names, _usual_split(arrays, path))
+    split = tuple(_integers(arrays, "split", 2, path).tolist()) if "split" in arrays else None
+    return Dataset(path.stem, train, test, class_names, domain_names, split)
 
 
 def _read_arrays(path: Path) -> Arrays:
@@ -170,11 +166,3 @@ def _names(arrays: Arrays, name: str, numbers: npt.NDArray[np.int64], path: Path
         except UnicodeError:
             raise DataError(f"{name} of {str(path)!r} must be ASCII or Unicode text; save names.astype(str).") from None
     return tuple(str(number) for number in range(count_labels(numbers, str(path))))
-
-
-def _usual_split(arrays: Arrays, path: Path) -> tuple[int, int] | None:
-    """Return the usual classes of the first and of later tasks, if the file says so."""
-    if "split" not in arrays:
-        return None
-    initial, increment = _integers(arrays, "split", 2, path).tolist()
-    return int(initial), int(increment)

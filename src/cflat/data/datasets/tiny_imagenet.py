@@ -1,7 +1,5 @@
 """Tiny-ImageNet: 200 ImageNet classes at 64 x 64 pixels, as its authors distribute it; the val images are the test."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from cflat._errors import DataError
@@ -9,8 +7,6 @@ from cflat.data.catalog import DatasetSpec, Source, register_dataset
 from cflat.data.dataset import Dataset
 from cflat.data.datasets.image_folder import class_folders, index_split
 from cflat.data.images import ImageSet
-
-__all__ = ["load_tiny_imagenet"]
 
 ANNOTATIONS = "val_annotations.txt"
 
