@@ -1,5 +1,7 @@
 """Lanczos iteration on a symmetric operator that is known by its products alone."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable
 from typing import Literal, TypeAlias

@@ -8,6 +8,8 @@ Throughout, ``loss`` returns the scalar loss of the present weights and does not
 weights, all requiring a gradient; and buffers of ``model``, if it is given, are left alone.
 """
 
+from __future__ import annotations
+
 import math
 import statistics
 from collections.abc import Sequence

@@ -7,6 +7,8 @@ Throughout, ``loss`` returns the scalar loss of the present weights and does not
 are put back bit for bit in every exit; and buffers of ``model``, if it is given, are left alone.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated

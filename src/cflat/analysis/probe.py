@@ -4,6 +4,8 @@ A `Probe` rides along an ordinary training run. In each step it asks shadows of 
 the same weights and batch, and compares them with the plain gradient and with exact C-Flat.
 """
 
+from __future__ import annotations
+
 import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence

@@ -4,6 +4,8 @@ Symbols follow the paper: g at the weights, g_s at theta + eps_0, g_0 at the pro
 g_vs and g_vf the components of g_s and g_f orthogonal to g and g_0.
 """
 
+from __future__ import annotations
+
 import math
 from collections import deque
 from collections.abc import Callable

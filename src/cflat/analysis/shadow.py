@@ -1,5 +1,7 @@
 """`Shadow`: what an optimizer would do here, without doing it."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable
 from typing import Any
 

@@ -14,6 +14,8 @@ mode first if that is what is to be measured); ``params`` are the weights, all r
 and buffers of ``model``, if it is given, are left alone.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

@@ -4,6 +4,8 @@ A dataset is one file in ``datasets/`` that registers a `DatasetSpec` with its l
 problem to ``source.report``: loading stops at the first, ``check_dataset`` collects them all.
 """
 
+from __future__ import annotations
+
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace

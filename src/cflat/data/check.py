@@ -1,5 +1,7 @@
 """`check_dataset`: everything that is wrong with a dataset on disk, in one report."""
 
+from __future__ import annotations
+
 import hashlib
 import shlex
 import warnings

@@ -4,6 +4,8 @@ Herding follows iCaRL (Rebuffi et al., 2017): exemplars are ordered so that ever
 mean close to the class mean, hence shrinking a class keeps its first images.
 """
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, TypeAlias

@@ -4,6 +4,8 @@ Stores hand out uint8 RGB images as (3, H, W) tensors, grey images repeated over
 backbone reads any dataset; or one vector for each image, in the place of pixels.
 """
 
+from __future__ import annotations
+
 import hashlib
 import os
 import stat

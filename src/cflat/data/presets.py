@@ -1,5 +1,7 @@
 """Named input recipes: which transform a backbone is trained and tested with."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal

@@ -5,6 +5,8 @@ can therefore replay any step, and an image is augmented alike whether it is tra
 or on another rank. `RandomResizedCrop` and the resizing stages follow torchvision's antialiased versions.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -5,6 +5,8 @@ trains, so that batches are the same bits for any number of workers. Memory is b
 batches that are under way.
 """
 
+from __future__ import annotations
+
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 

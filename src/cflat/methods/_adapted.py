@@ -1,5 +1,7 @@
 """What methods with adapters share: settings, a frozen ViT with one set of adapters and a cosine head, its training."""
 
+from __future__ import annotations
+
 from torch import Tensor, nn
 from torch.nn import functional
 

@@ -9,6 +9,8 @@ times at perturbed weights, hence the split:
   changes nothing.
 """
 
+from __future__ import annotations
+
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,5 +1,7 @@
 """The table in which every method file enters itself, and methods made from their names."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar

@@ -1,5 +1,7 @@
 """What rehearsal methods share: settings of the exemplar memory and its place in a task."""
 
+from __future__ import annotations
+
 from typing import Any, Literal
 
 import torch

@@ -4,6 +4,8 @@ The plain features of an image (its query) depend on no trained weight. In train
 together with the prompt ids; at test time once per run.
 """
 
+from __future__ import annotations
+
 from abc import abstractmethod
 from collections.abc import Callable
 

@@ -4,6 +4,8 @@ The first task trains adapters; from then on nothing is trained, and a class is 
 of the plain and the adapted network.
 """
 
+from __future__ import annotations
+
 import torch
 from torch import Tensor
 

@@ -6,6 +6,8 @@ block the mixture of new classes to which it is similar in its own block. Scores
 and all others together with alpha.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from itertools import pairwise
 

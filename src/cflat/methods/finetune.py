@@ -1,5 +1,7 @@
 """Finetune: learn each task as it comes and keep nothing; the lower bound of the field."""
 
+from __future__ import annotations
+
 from typing import Literal
 
 from torch import nn

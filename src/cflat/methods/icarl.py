@@ -4,6 +4,8 @@ As in PILOT and PyCIL the classification term is a cross-entropy over all seen c
 and the distillation term carries no factor T^2.
 """
 
+from __future__ import annotations
+
 from torch import Tensor, nn
 from torch.nn import functional
 

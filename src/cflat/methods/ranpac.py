@@ -5,6 +5,8 @@ The first task trains adapters under a cosine head. After that, and in every lat
 `cflat.nn.ridge`. PILOT scores by the cosine with its rows instead, ``scoring="cosine"`` here.
 """
 
+from __future__ import annotations
+
 from typing import Literal
 
 import torch

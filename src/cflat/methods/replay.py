@@ -1,5 +1,7 @@
 """Replay: train on the present task together with a few exemplars of every earlier class."""
 
+from __future__ import annotations
+
 from torch import nn
 from torch.nn import functional
 

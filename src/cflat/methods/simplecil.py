@@ -1,5 +1,7 @@
 """SimpleCIL: class means of a frozen pretrained network are the classifier (Zhou et al., 2023)."""
 
+from __future__ import annotations
+
 import torch
 from torch import Tensor
 

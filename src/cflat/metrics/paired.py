@@ -1,5 +1,7 @@
 """Spread over seeds, and differences between two ways that share their seeds."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -4,6 +4,8 @@ Nothing is downloaded unless ``weights="timm"`` asks for it. ViT names stand for
 bare timm name changes its weights between timm versions.
 """
 
+from __future__ import annotations
+
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass

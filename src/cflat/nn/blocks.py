@@ -5,6 +5,8 @@ hooks by which FSDP2 gathers its weights, must act on such a pass as well: it ru
 an instance of a subclass of its own class, as FSDP2 does it, so that names, state dicts and copies stay as they are.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar

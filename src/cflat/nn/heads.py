@@ -5,6 +5,8 @@ All share one small interface, as does the ridge head of `cflat.nn.ridge`: ``hea
 Everything that a head knows is in its ``state_dict``, and a head of any size loads the state of any other size.
 """
 
+from __future__ import annotations
+
 from typing import Any, ClassVar, Literal
 
 import torch

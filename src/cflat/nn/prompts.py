@@ -4,6 +4,8 @@ Choosing is apart from using: `select` gives ids once per batch, without gradien
 so that evaluations of one step at perturbed keys never flip the choice.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Any
 

@@ -4,6 +4,8 @@ Outside of `shared_batch` nothing here does anything, so that networks and metho
 trained by one rank or by several.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar

@@ -4,6 +4,8 @@ Features are projected to ``relu(features @ projection)``; the head keeps the Gr
 projected features ever seen, so that tasks in any order give the solution of all data at once.
 """
 
+from __future__ import annotations
+
 import logging
 import math
 from collections.abc import Sequence

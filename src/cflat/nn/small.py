@@ -4,6 +4,8 @@ The convolutional ones follow timm's conventions (`forward_features`, `global_po
 that the rest of the package treats them like a timm ResNet.
 """
 
+from __future__ import annotations
+
 from itertools import pairwise
 
 from torch import Tensor, nn

@@ -1,5 +1,7 @@
 """Take networks apart and put them together: freezing, splitting (MEMO), merging weights (DUCT)."""
 
+from __future__ import annotations
+
 import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar

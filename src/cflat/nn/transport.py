@@ -1,5 +1,7 @@
 """Optimal transport of classifier rows from new classes to old ones (DUCT's classifier consolidation)."""
 
+from __future__ import annotations
+
 import logging
 import warnings
 from typing import Literal, TypeAlias

@@ -1,5 +1,7 @@
 """Load backbone weights from a file: safetensors or a state dict, never arbitrary pickles."""
 
+from __future__ import annotations
+
 import zipfile
 from pathlib import Path
 

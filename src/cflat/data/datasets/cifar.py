@@ -1,5 +1,7 @@
 """CIFAR-10 and CIFAR-100: torchvision's files, or the same arrays as ``cifar10.npz`` and ``cifar100.npz``."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 from pathlib import Path
 

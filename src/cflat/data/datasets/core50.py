@@ -3,6 +3,8 @@
 This is their scenario of new classes: 50 objects, 10 in the first task and 5 in every later one.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 
 from cflat.data.catalog import DatasetSpec, Source, register_dataset

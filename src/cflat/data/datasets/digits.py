@@ -1,5 +1,7 @@
 """Digits: 8 x 8 grey images that come with scikit-learn, so that a first run needs no files, upright and turned."""
 
+from __future__ import annotations
+
 from typing import Any, TypeAlias
 
 import numpy as np

@@ -1,5 +1,7 @@
 """PACS, Office-Home, DomainNet: ``<domain>/<class>/`` folders, with file lists or (but for the last) without."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,5 +1,7 @@
 """``domains:PATH``: lists ``<domain>_train.txt`` and ``<domain>_test.txt`` with lines ``path label``."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath

@@ -1,5 +1,7 @@
 """``folder:PATH``, a folder per class under train/ and test/, and the datasets that come in this layout."""
 
+from __future__ import annotations
+
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path

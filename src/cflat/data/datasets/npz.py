@@ -1,5 +1,7 @@
 """``npz:PATH`` and ``features:PATH``: arrays in one NumPy file, images or the features of images."""
 
+from __future__ import annotations
+
 import math
 import zipfile
 from collections.abc import Callable, Sequence

@@ -1,5 +1,7 @@
 """Tiny-ImageNet: 200 ImageNet classes at 64 x 64 pixels, as its authors distribute it; the val images are the test."""
 
+from __future__ import annotations
+
 from pathlib import Path
 
 from cflat._errors import DataError
