@@ -122,10 +122,10 @@ def test_the_clock_counts_tasks_phases_and_epochs(monkeypatch: pytest.MonkeyPatc
     assert clock.left == "about 90 s left"  # an eighth took 30 s, three are to come
     clock.on_step(Step(2, "merge", 1, 4))
     assert clock.fraction == 0.75
-    clock.on_task_end(2)
+    clock.on_task_end(Step(2, "merge", 1, 4))
     clock.on_step(Step(3, "train", 1, 4))
     assert clock.fraction == 0.875  # two phases are known of by now
-    clock.on_task_end(3)
+    clock.on_task_end(Step(3, "merge", 1, 4))
     assert (clock.fraction, clock.left) == (1.0, "")
 
 

@@ -24,7 +24,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress")]
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Any key, for example train.epochs=5 optimizer.rho=0.1")
 ]
-_RUN = typer.Argument(metavar="DIR | KEY=VALUE ...", help="A run directory, or the settings of a new run")
+RUN = typer.Argument(metavar="DIR | KEY=VALUE ...", help="A run directory, or the settings of a new run")
 
 SETTINGS: dict[str, tuple[str, Any]] = {
     "method": ("method", Annotated[str | None, typer.Option("--method", "-m", help="Method; see: cflat list methods")]),
@@ -59,16 +59,17 @@ SETTINGS: dict[str, tuple[str, Any]] = {
 _CONFIG = Annotated[Path | None, typer.Option("--config", "-c", help="YAML or JSON file with any of the keys")]
 
 
-def takes_settings(*names: str, file: bool = True) -> Callable[[Command], Command]:
+def takes_settings(*names: str, words: Any = None, file: bool = True) -> Callable[[Command], Command]:
     """Let a command take some of `SETTINGS`, ``--config`` and ``KEY=VALUE`` words; its first argument is their layer.
 
-    A command with a parameter ``folders`` gets there the words that are no ``KEY=VALUE``.
+    A command with a parameter ``folders`` gets there the words that are no ``KEY=VALUE``. ``words`` says in the help
+    what the words are, where they are not any keys.
     """
 
     def decorate(command: Command) -> Command:
         own = inspect.signature(command, eval_str=True).parameters
         annotations = {
-            "overrides": Annotated[list[str] | None, _RUN] if "folders" in own else Overrides,
+            "overrides": Overrides if words is None else Annotated[list[str] | None, words],
             **{name: SETTINGS[name][1] for name in names},
             **({"config": _CONFIG} if file else {}),
         }
@@ -80,12 +81,12 @@ def takes_settings(*names: str, file: bool = True) -> Callable[[Command], Comman
 
         @wraps(command)
         def call(**given: Any) -> None:
-            words = given.pop("overrides") or []
+            keys = given.pop("overrides") or []
             if "folders" in own:
-                given["folders"] = [word for word in words if "=" not in word or Path(word).is_dir()]
-                words = [word for word in words if word not in given["folders"]]
+                given["folders"] = [word for word in keys if "=" not in word or Path(word).is_dir()]
+                keys = [word for word in keys if word not in given["folders"]]
             chosen = {name: given.pop(name) for name in names}
-            command(chosen_layer(given.pop("config", None), words, **chosen), **given)
+            command(chosen_layer(given.pop("config", None), keys, **chosen), **given)
 
         made: Any = call
         made.__signature__ = inspect.Signature([*shared, *others])

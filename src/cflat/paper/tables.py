@@ -11,8 +11,7 @@ from statistics import fmean as mean
 from cflat._files import write_atomic, write_json
 from cflat.figures.model import FigureData
 from cflat.figures.static import save
-from cflat.paper.contrasts import contrasts
-from cflat.paper.figures import picture
+from cflat.paper.figures import contrasts, picture
 from cflat.paper.measures import is_config, unit_of
 from cflat.paper.reproduce import HERE, PAPER, Entry, Plan, Reproduction
 from cflat.report.export import latex_text

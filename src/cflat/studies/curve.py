@@ -137,9 +137,8 @@ def rate_curves(
         means = [float(np.mean(values)) for values in accuracy]
         by_seed = tuple(plateau(grid, values, within) for values in zip(*accuracy, strict=True))
         curves.append(RateCurve(name, own.get(name, {}), accuracy, plateau(grid, means, within), by_seed))
-    found = RateCurves(
-        first.method.name, first.data.name, protocol, metric, tuple(seeds), tuple(grid), within, tuple(curves)
-    )
+    subject = (first.method.name, first.data.name, protocol, metric, tuple(seeds))
+    found = RateCurves(*subject, tuple(grid), within, tuple(curves))
     write_json(Path(out) / "rates.json", found.to_dict())
     return found
 

@@ -82,19 +82,14 @@ def show_comparison(result: SweepResult) -> None:
     from cflat.metrics import HEADLINES, METRICS
     from cflat.studies.compare import optimizer_of
 
-    reference, *others = result.rows
-    config = reference.summaries[0].config
-    n = len(result.seeds)
-    out = console()
+    first, *others = result.rows
+    config, n, out = first.summaries[0].config, len(result.seeds), console()
     what = f"mean ± deviation over {n} seeds, accuracies on {result.split} images in percent"
-    title = f"{config.method.name} on {config.data.name}: {what}"
     rows = [[optimizer_of(row), *spread_cells(row.spreads)] for row in result.rows]
+    title = f"{config.method.name} on {config.data.name}: {what}"
     out.print(table(title, ["optimizer", *SPREAD_COLUMNS], rows))
     if others:
-        title = f"difference to {optimizer_of(reference)}, seed by seed, in points (p: paired t-test, n = {n})"
-        rows = [
-            [optimizer_of(row), *(row.difference(reference, name).text(scale=100) for name in HEADLINES)]
-            for row in others
-        ]
+        title = f"difference to {optimizer_of(first)}, seed by seed, in points (p: paired t-test, n = {n})"
+        rows = [[optimizer_of(one), *(one.difference(first, m).text(scale=100) for m in HEADLINES)] for one in others]
         out.print()
         out.print(table(title, ["optimizer", *(METRICS[name].title for name in HEADLINES)], rows))

@@ -18,7 +18,12 @@ Examples:
 """
 
 
-@takes_settings("data", "backbone", "weights", "image_size", "data_root", file=False)
+KEYS = typer.Argument(
+    metavar="KEY=VALUE", help="Any key of data, backbone and runtime, for example data.train_per_class=50"
+)
+
+
+@takes_settings("data", "backbone", "weights", "image_size", "data_root", words=KEYS, file=False)
 def command(
     layer: dict[str, Any],
     out: Annotated[Path | None, typer.Option(help="The file; default features/DATA-BACKBONE-KEY.npz")] = None,

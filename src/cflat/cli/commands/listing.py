@@ -31,12 +31,12 @@ def command(
 ) -> None:
     """List optimizers, methods, datasets, backbones, presets, recipes (tables and figures), inputs or keys."""
     if what is None:
-        _show([{"list": name, "what": text} for name, text in WHAT.items()], json, "cflat list optimizers")
+        _show([{"list": name, "what": text} for name, (_, text) in LISTS.items()], json, "cflat list optimizers")
         return
     require_known("list", what, LISTS)
     if of is not None and what != "keys":
         raise ConfigError(f"A name goes with keys only: cflat list keys {of}")
-    _show(_keys(of) if what == "keys" else LISTS[what](), json, NEXT[what])
+    _show(_keys(of) if what == "keys" else LISTS[what][0](), json, NEXT[what])
 
 
 def list_recipes(as_json: bool) -> None:
@@ -73,18 +73,10 @@ def _optimizers() -> Rows:
 def _methods() -> Rows:
     from cflat.methods import get_method_spec, list_methods
 
+    columns = {"backbones": "families", "memory": "needs_memory", "pretrained": "is_pretrained"}
+    columns = {"name": "name", "summary": "summary", "scenarios": "scenarios", **columns}
     specs = [get_method_spec(name) for name in list_methods()]
-    return [
-        {
-            "name": spec.name,
-            "summary": spec.summary,
-            "scenarios": list(spec.scenarios),
-            "backbones": list(spec.families),
-            "memory": spec.needs_memory,
-            "pretrained": spec.is_pretrained,
-        }
-        for spec in specs
-    ]
+    return [{column: getattr(spec, name) for column, name in columns.items()} for spec in specs]
 
 
 def _datasets() -> Rows:
@@ -130,30 +122,19 @@ def _recipes() -> Rows:
 def _keys(of: str | None = None) -> Rows:
     from cflat.config.describe import describe_keys
 
-    return [
-        {"key": key.path, "default": key.default, "type": key.type, "meaning": key.meaning} for key in describe_keys(of)
-    ]
+    keys = [(key.path, key.default, key.type, key.meaning.replace("`", "")) for key in describe_keys(of)]
+    return [dict(zip(("key", "default", "type", "meaning"), key, strict=True)) for key in keys]
 
 
-LISTS: dict[str, Callable[[], Rows]] = {
-    "optimizers": _optimizers,
-    "methods": _methods,
-    "datasets": _datasets,
-    "backbones": _backbones,
-    "presets": _presets,
-    "recipes": _recipes,
-    "inputs": _inputs,
-    "keys": _keys,
-}
-WHAT = {
-    "optimizers": "sharpness- and flatness-aware optimizers, with their cost",
-    "methods": "continual-learning methods",
-    "datasets": "datasets, and where their files are expected",
-    "backbones": "networks",
-    "presets": "complete sets of settings for a method and dataset",
-    "recipes": "tables and figures of the paper",
-    "inputs": "input recipes: crops, augmentation and normalization",
-    "keys": "every key of a configuration; with a name: those of a method or an optimizer",
+LISTS: dict[str, tuple[Callable[[], Rows], str]] = {
+    "optimizers": (_optimizers, "sharpness- and flatness-aware optimizers, with their cost"),
+    "methods": (_methods, "continual-learning methods"),
+    "datasets": (_datasets, "datasets, and where their files are expected"),
+    "backbones": (_backbones, "networks"),
+    "presets": (_presets, "complete sets of settings for a method and dataset"),
+    "recipes": (_recipes, "tables and figures of the paper"),
+    "inputs": (_inputs, "input recipes: crops, augmentation and normalization"),
+    "keys": (_keys, "every key of a configuration; with a name: those of a method or an optimizer"),
 }
 NEXT = {
     "optimizers": "cflat list keys c_flat_turbo",

@@ -16,8 +16,7 @@ from cflat.cli.output import console, emit_json, next_command, table
 
 if TYPE_CHECKING:
     from cflat.figures import FigureData
-    from cflat.paper.exhibits import Exhibit
-    from cflat.paper.reproduce import Plan, Reproduction, Request
+    from cflat.paper.reproduce import Plan, Reproduction
 
 FORMATS = ("svg", "png")
 
@@ -58,7 +57,7 @@ def command(
     from cflat.paper.exhibits import load_exhibit
     from cflat.paper.reproduce import Request, plan_exhibit, reproduce, watched_config
     from cflat.paper.tables import write_reproduction
-    from cflat.studies.analyze import check_request
+    from cflat.studies.analyze import analyze, check_request
 
     chosen = chosen_layer(None, overrides, data_root=data_root)
     request = Request(scale, weights, chosen, tuple(comma_numbers("--seeds", seeds)))
@@ -69,14 +68,21 @@ def command(
         raise ConfigError(f"{exhibit.name} has no rows and columns to choose from.")
     plan = plan_exhibit(exhibit, request, out / "runs")
     if exhibit.figures:  # before anything is trained
-        check_request(watched_config(exhibit, request), FORMATS, exhibit.figures)
+        watched = watched_config(exhibit, request)
+        check_request(watched, FORMATS, exhibit.figures)
     if dry_run:
         _show_plan(plan, json)
         return
     folder = out / f"{exhibit.name}-{plan.scale}"
     with job_executor(executor, folder, quiet or json, gpus) as run_on:
         found = reproduce(plan, run_on)
-        figures = _watch(exhibit, request, folder, is_silent=quiet or json)
+        figures: list[FigureData] = []
+        if exhibit.figures:
+            tell, every = partial(tell_variant, is_silent=quiet or json), 1 if scale == "smoke" else 5
+            with stoppable() as stop:
+                figures = analyze(
+                    watched, folder, every=every, formats=FORMATS, only=exhibit.figures, tell=tell, should_stop=stop
+                )
         files = write_reproduction(folder, plan, found, figures)
     if json:
         emit_json({"out": str(folder), "files": {kind: str(file) for kind, file in files.items()}, **found.to_dict()})
@@ -84,26 +90,6 @@ def command(
     _show(found, figures, folder)
     console().print(f"Results: {folder}\nPage:    {files['page']}")
     next_command("cflat list recipes")
-
-
-def _watch(exhibit: Exhibit, request: Request, folder: Path, *, is_silent: bool) -> list[FigureData]:
-    """Train the runs whose gradients the exhibit's figures show, and draw these."""
-    from cflat.paper.reproduce import watched_config
-    from cflat.studies.analyze import analyze
-
-    if not exhibit.figures:
-        return []
-
-    with stoppable() as stop:
-        return analyze(
-            watched_config(exhibit, request),
-            folder,
-            every=1 if request.scale == "smoke" else 5,
-            formats=FORMATS,
-            only=exhibit.figures,
-            tell=partial(tell_variant, is_silent=is_silent),
-            should_stop=stop,
-        )
 
 
 def _show(found: Reproduction, figures: list[FigureData], folder: Path) -> None:

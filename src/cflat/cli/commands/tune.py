@@ -93,17 +93,9 @@ def _show(tuning: Tuning) -> None:
     rows = []
     for name, tuned in tuning.optimizers.items():
         best, budget = tuned.best, tuned.budget
-        rows.append(
-            [
-                name,
-                *(_value(best.settings.get(key)) for key in keys),
-                percent(best.score),
-                f"{budget['trials']} ({budget['pruned'] + budget['diverged']})",
-                f"{budget['images']:,}",
-                f"{budget['evaluations']:,}",
-                f"{budget['seconds']:.0f}",
-            ]
-        )
+        cells = [name, *(_value(best.settings.get(key)) for key in keys), percent(best.score)]
+        cells.append(f"{budget['trials']} ({budget['pruned'] + budget['diverged']})")
+        rows.append([*cells, f"{budget['images']:,}", f"{budget['evaluations']:,}", f"{budget['seconds']:.0f}"])
     n = len(tuning.seeds)
     title = (
         f"{tuning.method} on {tuning.data}: chosen by {tuning.metric} on validation images, protocol {tuning.protocol}"
@@ -149,17 +141,9 @@ def _show_curves(found: RateCurves) -> None:
     rows = []
     for curve in found.curves:
         plateau = curve.plateau
-        cut = " or more" if plateau.is_cut_off else ""
-        rows.append(
-            [
-                curve.optimizer,
-                f"{plateau.best_rate:g}",
-                percent(plateau.best_accuracy),
-                f"{plateau.low:.2g} to {plateau.high:.2g}",
-                f"{plateau.decades:.2f}{cut}",
-                spread([one.decades for one in curve.by_seed]).text(),
-            ]
-        )
+        cells = [curve.optimizer, f"{plateau.best_rate:g}", percent(plateau.best_accuracy)]
+        cells += [f"{plateau.low:.2g} to {plateau.high:.2g}", f"{plateau.decades:.2f}{' or more' * plateau.is_cut_off}"]
+        rows.append([*cells, spread([one.decades for one in curve.by_seed]).text()])
     n = len(found.seeds)
     title = (
         f"{found.method} on {found.data}: {len(found.rates)} rates, {n} seed{'s' * (n > 1)}, "
