@@ -54,7 +54,7 @@ COMMANDS = (*_TRAIN, *_LOOK)
 """In the order of the help."""
 for _name in COMMANDS:
     _module = import_module(f"cflat.cli.commands.{_MODULES.get(_name, _name)}")
-    app.command(_name, epilog=_module.EXAMPLES)(_module.command)
+    app.command(_name, epilog=f"\b\nExamples:\n{_module.EXAMPLES}")(_module.command)
 
 
 def _tell_version(is_asked: bool) -> None:

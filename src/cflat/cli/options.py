@@ -26,33 +26,20 @@ Overrides = Annotated[
 ]
 RUN = typer.Argument(metavar="DIR | KEY=VALUE ...", help="A run directory, or the settings of a new run")
 
+
+def _key(*names: str, help: str, kind: Any = str) -> Any:
+    return Annotated[kind | None, typer.Option(*names, help=help)]
+
+
 SETTINGS: dict[str, tuple[str, Any]] = {
-    "method": ("method", Annotated[str | None, typer.Option("--method", "-m", help="Method; see: cflat list methods")]),
-    "data": (
-        "data.name",
-        Annotated[
-            str | None,
-            typer.Option("--data", "-d", help="Dataset, or folder:PATH, npz:PATH, domains:PATH, features:PATH"),
-        ],
-    ),
-    "optimizer": (
-        "optimizer",
-        Annotated[str | None, typer.Option("--optimizer", "-o", help="See: cflat list optimizers")],
-    ),
-    "backbone": (
-        "backbone.name",
-        Annotated[str | None, typer.Option(help="Frozen network; see: cflat list backbones")],
-    ),
+    "method": ("method", _key("--method", "-m", help="Method; see: cflat list methods")),
+    "data": ("data.name", _key("--data", "-d", help="Dataset, or folder:PATH, npz:PATH, domains:PATH, features:PATH")),
+    "optimizer": ("optimizer", _key("--optimizer", "-o", help="See: cflat list optimizers")),
+    "backbone": ("backbone.name", _key(help="Frozen network; see: cflat list backbones")),
     "weights": ("backbone.weights", Weights),
-    "image_size": (
-        "backbone.image_size",
-        Annotated[int | None, typer.Option(help="Input size in pixels; default: that of the weights")],
-    ),
-    "preset": (
-        "preset",
-        Annotated[str | None, typer.Option(help="paper, pilot, cpu or smoke; default: paper, and cpu for digits")],
-    ),
-    "seed": ("seed", Annotated[int | None, typer.Option(help="Random seed of the whole run")]),
+    "image_size": ("backbone.image_size", _key(help="Input size in pixels; default: that of the weights", kind=int)),
+    "preset": ("preset", _key(help="paper, pilot, cpu or smoke; default: paper, and cpu for digits")),
+    "seed": ("seed", _key(help="Random seed of the whole run", kind=int)),
     "data_root": ("data.root", DataRoot),
 }
 """Options that set keys of a configuration: the key, and how the option is written."""

@@ -36,17 +36,10 @@ class Recipe:
 
     def layer(self) -> Layer:
         """Return the row as part of a configuration, without the method's settings."""
+        base = ("lr", "weight_decay", "first_weight_decay", "schedule", "milestones", "first_milestones")
         return {
-            "base": {
-                "name": self.base,
-                "lr": self.lr,
-                "weight_decay": self.weight_decay,
-                "first_weight_decay": self.first_weight_decay,
-                "schedule": self.schedule,
-                "milestones": list(self.milestones),
-                "first_milestones": None if self.first_milestones is None else list(self.first_milestones),
-            },
-            "train": {"epochs": self.epochs, "first_epochs": self.first_epochs, "batch_size": self.batch_size},
+            "base": {"name": self.base, **{key: getattr(self, key) for key in base}},
+            "train": {key: getattr(self, key) for key in ("epochs", "first_epochs", "batch_size")},
         }
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from statistics import fmean as mean
 
 from cflat.config.documents import flatten, merge
@@ -106,37 +107,37 @@ def _gains(found: Reproduction) -> list[Panel]:
 
 def _over_setting(found: Reproduction, x: str, by: str | None) -> list[Panel]:
     panels = []
-    for metric in (ACCURACY, SPEED):
-        for where in (HERE, PAPER):
-            curves: dict[str, list[tuple[float, float]]] = {}
-            for line, cells in zip(found.exhibit.rows, found.entries, strict=True):
-                settings = flatten(merge(found.exhibit.settings, line.settings))
-                name = "" if by is None else f"{by.rpartition('.')[2]} = {settings[by]}"
-                for entry in cells[0]:
-                    number = entry.number(where)
-                    if entry.metric == metric and number is not None:
-                        curves.setdefault(name or entry.title, []).append((float(settings[x]), number.mean))
-            marks = [_curve(name, points) for name, points in curves.items()]
-            if marks:
-                title = f"{unit_of(metric).title}, {where}"
-                panels.append(Panel(title, x.rpartition(".")[2], unit_of(metric).title, marks))
+    for metric, where in product((ACCURACY, SPEED), (HERE, PAPER)):
+        curves: dict[str, list[tuple[float, float]]] = {}
+        for line, cells in zip(found.exhibit.rows, found.entries, strict=True):
+            settings = flatten(merge(found.exhibit.settings, line.settings))
+            name = "" if by is None else f"{by.rpartition('.')[2]} = {settings[by]}"
+            for entry in cells[0]:
+                number = entry.number(where)
+                if entry.metric == metric and number is not None:
+                    curves.setdefault(name or entry.title, []).append((float(settings[x]), number.mean))
+        title = unit_of(metric).title
+        panels += _panel(f"{title}, {where}", x.rpartition(".")[2], title, curves.items())
     return panels
 
 
 def _over_tasks(found: Reproduction, stages: int) -> list[Panel]:
     panels = []
     for where in (HERE, PAPER):
-        marks = []
+        curves = []
         for line, cells in zip(found.exhibit.rows, found.entries, strict=True):
             numbers = [entry.number(where) for entry in cells[0][:stages]]
             points = [(stage + 1.0, number.mean) for stage, number in enumerate(numbers) if number is not None]
-            if points:
-                marks.append(_curve(line.name, points))
-        if marks:
-            panels.append(Panel(f"Accuracy over the stream, {where}", "tasks learned", "accuracy (%)", marks))
+            curves.append((line.name, points))
+        panels += _panel(f"Accuracy over the stream, {where}", "tasks learned", "accuracy (%)", curves)
     return panels
 
 
-def _curve(name: str, points: list[tuple[float, float]]) -> Curve:
-    ordered = sorted(points)
-    return Curve(name, [x for x, _ in ordered], [y for _, y in ordered], style="line+points")
+def _panel(title: str, x: str, y: str, curves: Iterable[tuple[str, list[tuple[float, float]]]]) -> list[Panel]:
+    """Return a panel with the curves that have points; none if no curve has any."""
+    marks = []
+    for name, points in curves:
+        if points:
+            xs, ys = zip(*sorted(points), strict=True)
+            marks.append(Curve(name, list(xs), list(ys), style="line+points"))
+    return [Panel(title, x, y, marks)] if marks else []

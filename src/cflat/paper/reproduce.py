@@ -147,16 +147,9 @@ class Request:
 
 
 def plan_exhibit(exhibit: Exhibit, request: Request, out: Path) -> Plan:
-    """Plan the runs of a table; every configuration is checked before any run begins.
+    """Plan the runs of a table below ``out``, where those that are there are reused.
 
-    Args:
-        exhibit: The table.
-        request: Scale and settings.
-        out: Folder of all runs; those that are there are reused.
-
-    Raises:
-        ConfigError: If something is unknown or wrong.
-        DataError: If no dataset of the table is there.
+    Every configuration is checked before any run begins; a `DataError` says that no dataset of the table is there.
     """
     request = replace(request, scale="paper") if exhibit.needs_no_run else request
     seeds = request.seeds or (exhibit.seeds if request.scale == "paper" else exhibit.seeds[:1])

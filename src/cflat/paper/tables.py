@@ -111,17 +111,13 @@ def verdicts(found: Reproduction) -> list[str]:
     if found.exhibit.draw.x is not None or found.scale == "smoke":  # no reference, or numbers that mean nothing
         return []
     sentences = []
-    every = list(contrasts(found))
+    every = [contrast for contrast in contrasts(found) if contrast.measured is not None]
     for name in dict.fromkeys(contrast.line for contrast in every):
-        own = [contrast for contrast in every if contrast.line == name and contrast.measured is not None]
-        if not own:
-            continue
+        own = [contrast for contrast in every if contrast.line == name]
         here = [contrast.measured for contrast in own if contrast.measured is not None]
-        text = f"{name} against {own[0].reference}, Avg: here {_gain(here)}"
         printed = [contrast.published for contrast in own if contrast.published is not None]
-        if printed:
-            text += f"; in the paper {_gain(printed)}"
-        sentences.append(text + f" ({found.repeats}).")
+        paper = f"; in the paper {_gain(printed)}" if printed else ""
+        sentences.append(f"{name} against {own[0].reference}, Avg: here {_gain(here)}{paper} ({found.repeats}).")
     return sentences
 
 

@@ -93,13 +93,7 @@ class Estimate:
 def estimate(config: RunConfig, budget: float = BUDGET_SECONDS) -> Estimate:
     """Measure a few steps of a configuration on this machine, and predict the cost of all of it.
 
-    Args:
-        config: What would be run.
-        budget: Seconds after which no further task is measured.
-
-    Raises:
-        ConfigError: If the configuration does not fit the machine or the data.
-        DataError: If data or weights are missing or broken.
+    After ``budget`` seconds no further task is measured.
     """
     return predict(**vars(survey(config, budget)), ranks=config.runtime.num_ranks)
 
@@ -110,11 +104,15 @@ class Survey:
 
     works: tuple[Work, ...]
     rates: tuple[Rates, ...]
+    """Of the measured tasks, in ascending order."""
     evaluations: tuple[float, ...]
     """Per step, of every task."""
     start: Times
+    """Reading the data and building the network."""
     peak_memory: int
+    """Bytes at most, by the end of the last measured task."""
     num_scores: int
+    """Ways to answer that the method has."""
 
 
 def survey(config: RunConfig, budget: float = BUDGET_SECONDS, tasks: Sequence[int] | None = None) -> Survey:
@@ -183,17 +181,7 @@ def predict(
     ranks: int = 1,
     num_scores: int = 1,
 ) -> Estimate:
-    """Apply the formula of this module.
-
-    Args:
-        works: What every task does.
-        rates: What it costs, at some tasks in ascending order.
-        evaluations: Evaluations per step, of every task.
-        start: Time to read the data and build the network.
-        peak_memory: Bytes that were used at most, by the end of the last measured task.
-        ranks: Processes that share steps, test images and the passes at borders.
-        num_scores: Ways to answer that the method has.
-    """
+    """Apply the formula of this module to a `Survey`; ``ranks`` share steps, test images and passes at borders."""
     spent = {name: np.zeros(2) for name in ("training", "testing", "borders", "checkpoints")}
     tasks, written, test_flops = [], 0.0, 0.0
     growth = _growth(works, rates)

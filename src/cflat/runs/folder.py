@@ -239,10 +239,7 @@ class MetricsLog(Observer):
     """Append one line per epoch and per task; a resumed run cuts off what its checkpoint does not know of.
 
     The file stays open and is hashed as it grows: nobody else may write to it or change what it holds, and a checkpoint
-    that vouches for it is worth nothing beside another file.
-
-    Args:
-        path: The file; what it holds is cut off when the run starts, unless a checkpoint vouches for it.
+    that vouches for it is worth nothing beside another file. What no checkpoint vouches for is cut off at the start.
     """
 
     def __init__(self, path: Path) -> None:

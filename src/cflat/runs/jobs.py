@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TypeAlias
 
 from cflat._errors import CFlatError, ConfigError, DataError
 from cflat._files import write_json
@@ -55,12 +55,8 @@ class JobsFailed(CFlatError):
         super().__init__(f"{len(failures)} of {num_jobs} runs failed, {done}. {' '.join(reasons)}")
 
 
-class Executor(Protocol):
-    """Where jobs run; results come back through the run directories."""
-
-    def __call__(self, jobs: Sequence[Job]) -> Iterator[Job]:
-        """Run all jobs, and yield each when its result is there."""
-        ...
+Executor: TypeAlias = Callable[[Sequence[Job]], Iterator[Job]]
+"""Where jobs run: it runs all, and yields each when its result is there, in its run directory."""
 
 
 @dataclass(frozen=True)

@@ -182,7 +182,11 @@ def _cancel(ray: ModuleType, tasks: list[Any]) -> list[Any]:
 @contextmanager
 def _connection() -> Iterator[tuple[ModuleType, bool]]:
     """Give Ray, connected, and whether this call started it for these jobs alone."""
-    ray = _import_ray()
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # read when Ray is imported; a bench does not report home
+    try:
+        ray = import_module("ray")
+    except ModuleNotFoundError:
+        raise ConfigError("The executor 'ray' needs the package ray; run: pip install 'cflat[sweep]'") from None
     if ray.is_initialized():
         yield ray, False
         return
@@ -192,15 +196,6 @@ def _connection() -> Iterator[tuple[ModuleType, bool]]:
         yield ray, address is None
     finally:
         ray.shutdown()
-
-
-def _import_ray() -> ModuleType:
-    # Read when Ray is imported; a bench does not report home.
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    try:
-        return import_module("ray")
-    except ModuleNotFoundError:
-        raise ConfigError("The executor 'ray' needs the package ray; run: pip install 'cflat[sweep]'") from None
 
 
 def _require_answer(address: str) -> None:

@@ -92,7 +92,8 @@ def analyze(
     """
     check_request(config, formats, only)
     variants, rho = plan_variants(config, seeds, only), radius_of(config)
-    results: dict[str, _Result] = {}
+    summaries: dict[str, RunSummary] = {}
+    recorded: dict[str, dict[str, Any]] = {}
     for index, variant in enumerate(variants):
         folder, observers = out / "runs" / variant.name, []
         if variant.is_recorded:
@@ -107,15 +108,23 @@ def analyze(
         if not job.is_finished:
             tell(variant, index, len(variants))
             run_job(job, observers, should_stop)
-        summary = RunFolder(folder).load_summary()
-        recorded = _load(folder) if variant.is_recorded else {}
-        results[variant.name] = _Result(summary, recorded)
-        if variant.is_recorded and not recorded["history"]["records"]:
-            raise ConfigError(
-                f"{config.method.name} takes no step that could be watched: choose a method that is trained by "
-                f"gradients, or a smaller --every than {every}."
-            )
-    figures = [f for f in _figures(config, variants, results) if not only or f.name in only]
+        summaries[variant.name] = RunFolder(folder).load_summary()
+        if variant.is_recorded:
+            found = recorded[variant.name] = _read(folder)
+            if "history" not in found:
+                raise DataError(
+                    f"{str(folder / RECORDING)!r} is not complete. Delete {str(folder)!r} to record it again."
+                )
+            if not found["history"]["records"]:
+                raise ConfigError(
+                    f"{config.method.name} takes no step that could be watched: choose a method that is trained by "
+                    f"gradients, or a smaller --every than {every}."
+                )
+    figures = _watched(config, recorded)
+    if not only:
+        figures += _sweeps(variants, summaries)
+        figures += _landscapes({title_of(name): values["landscapes"] for name, values in recorded.items()})
+    figures = [figure for figure in figures if not only or figure.name in only]
     for figure in figures:
         write_json(out / f"{figure.name}.json", figure.to_dict())
         for suffix in formats:
@@ -188,25 +197,9 @@ def _with(config: RunConfig, name: str, **settings: Any) -> RunConfig:
     return replace(config, optimizer=parse_optimizer({"name": name, **settings}))
 
 
-@dataclass(frozen=True)
-class _Result:
-    """A run beside the analysed one, or this itself."""
-
-    summary: RunSummary
-    recorded: dict[str, Any]
-    """Histories and landscapes; empty if it was not watched."""
-
-
 def _is_recorded(folder: Path, recording: Recording) -> bool:
     """Whether a run is watched from its first step, in this way."""
     return (folder / RECORDING).is_file() and bool(_read(folder).get("watched") == recording.watched)
-
-
-def _load(folder: Path) -> dict[str, Any]:
-    values = _read(folder)
-    if "history" not in values:
-        raise DataError(f"{str(folder / RECORDING)!r} is not complete. Delete {str(folder)!r} to record it again.")
-    return values
 
 
 def _read(folder: Path) -> dict[str, Any]:
@@ -219,30 +212,22 @@ def _read(folder: Path) -> dict[str, Any]:
     return values if isinstance(values, dict) else {}
 
 
-def _figures(config: RunConfig, variants: Sequence[Variant], results: Mapping[str, _Result]) -> list[FigureData]:
-    recorded = {variant.name: results[variant.name].recorded for variant in variants if variant.is_recorded}
+def _watched(config: RunConfig, recorded: Mapping[str, Mapping[str, Any]]) -> list[FigureData]:
     histories = {
         name: GradientHistory.from_dict(title_of(name), values["history"]) for name, values in recorded.items()
     }
-    watched = [make(histories[config.optimizer.name]) for make in ALONE.values()]
-    watched.append(evolution(list(histories.values())))
-    if not any(variant.has_landscapes for variant in variants):
-        return watched
-    return [
-        *watched,
-        *_sweeps(variants, results),
-        *_landscapes({title_of(name): values["landscapes"] for name, values in recorded.items()}),
-    ]
+    alone = [make(histories[config.optimizer.name]) for make in ALONE.values()]
+    return [*alone, evolution(list(histories.values()))]
 
 
-def _sweeps(variants: Sequence[Variant], results: Mapping[str, _Result]) -> list[FigureData]:
+def _sweeps(variants: Sequence[Variant], summaries: Mapping[str, RunSummary]) -> list[FigureData]:
     turbo = [variant for variant in variants if variant.config.optimizer.name == "c_flat_turbo"]
     reference = _printed(variants[0].config).optimizer.keywords()
     figures = []
 
     def point(name: str, at: float, among: Sequence[Variant], settings: Mapping[str, Any]) -> SweepPoint:
         """Return accuracies and speeds of the variants with these settings, one for each seed."""
-        chosen = [results[one.name].summary for one in among if one.config.optimizer.keywords() == settings]
+        chosen = [summaries[one.name] for one in among if one.config.optimizer.keywords() == settings]
         speeds = [found.value("images_per_second") for found in chosen]
         return SweepPoint(name, float(at), [found.value("avg") for found in chosen], speeds)
 

@@ -13,8 +13,7 @@ from cflat.cli.jobs import stoppable, tell_variant
 from cflat.cli.options import RUN, Json, Quiet, comma_names, comma_numbers, takes_settings, usual_folder
 from cflat.cli.output import console, emit_json, next_command, table
 
-EXAMPLES = """\b
-Examples:
+EXAMPLES = """\
   cflat analyze runs/icarl-digits-c_flat_turbo-seed0
   cflat analyze --method icarl --data digits --optimizer c_flat_turbo
   cflat analyze runs/ease-cifar100-c_flat_turbo-seed0 --every 10 --formats svg,pdf

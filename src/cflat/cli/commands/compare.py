@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from cflat.studies.sweep import SweepResult
 
 DEFAULT = "none,c_flat,c_flat_turbo"
-EXAMPLES = """\b
-Examples:
+EXAMPLES = """\
   cflat compare --method icarl --data digits --optimizers none,c_flat,c_flat_turbo --seeds 0,1,2
   cflat compare --method ease --data cifar100 --preset cpu --weights vit_tiny.safetensors optimizer.rho=0.1
   cflat compare --method icarl --data digits --optimizers c_flat,c_flat_turbo:rules=paper,c_flat_turbo:rules=steady

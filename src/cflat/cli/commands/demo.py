@@ -15,8 +15,7 @@ from cflat.cli.output import console, emit_json, next_command
 if TYPE_CHECKING:
     from cflat.studies.sweep import SweepResult
 
-EXAMPLES = """\b
-Examples:
+EXAMPLES = """\
   cflat demo
   cflat demo --out /tmp/demo --json
 """

@@ -9,8 +9,7 @@ from importlib.util import find_spec
 from cflat.cli.options import Json
 from cflat.cli.output import console, emit_json, next_command, table
 
-EXAMPLES = """\b
-Examples:
+EXAMPLES = """\
   cflat doctor
   cflat doctor --json
 """

@@ -10,8 +10,7 @@ import typer
 from cflat.cli.options import Json, Quiet, takes_settings
 from cflat.cli.output import emit_json, next_command
 
-EXAMPLES = """\b
-Examples:
+EXAMPLES = """\
   cflat features --data cifar100 --data-root ~/data --backbone vit_tiny --weights vit_tiny.safetensors --image-size 112
   cflat features --data folder:photos --backbone vit_base --weights timm --out photos.npz data.train_per_class=50
   cflat run --method replay --data features:photos.npz

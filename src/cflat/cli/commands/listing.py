@@ -12,8 +12,7 @@ from cflat._registry import require_known
 from cflat.cli.options import Json
 from cflat.cli.output import console, emit_json, next_command, table
 
-EXAMPLES = """\b
-Examples:
+EXAMPLES = """\
   cflat list                         what can be listed
   cflat list optimizers
   cflat list recipes                 the tables and figures of the paper

@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from cflat.config.run_config import RunConfig
     from cflat.runs.estimate import Estimate
 
-EXAMPLES = """\b
-Examples:
+EXAMPLES = """\
   cflat plan --method icarl --data digits --optimizer c_flat_turbo
   cflat plan --method ease --data cifar100 --optimizer c_flat --preset cpu --weights vit_tiny.safetensors
   cflat plan --method memo --data npz:photos.npz --weights timm --budget 120 train.epochs=5 --json

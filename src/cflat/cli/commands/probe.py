@@ -16,8 +16,7 @@ from cflat.cli.output import console, emit_json, next_command, note, table, tell
 if TYPE_CHECKING:
     from cflat.analysis.probe import ProbeResult
 
-EXAMPLES = """\b
-Examples:
+EXAMPLES = """\
   cflat probe --method icarl --data digits
   cflat probe --method ease --data cifar100 --preset cpu --weights vit_tiny.safetensors --radii 0.05,0.2,1
 """

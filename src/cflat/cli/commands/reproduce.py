@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
 FORMATS = ("svg", "png")
 
-EXAMPLES = """\b
-Examples:
+EXAMPLES = """\
   cflat reproduce table1 --scale smoke                   seconds, no files: does everything run?
   cflat reproduce table1 --scale cpu --rows ease --columns cifar100 --weights vit_tiny.safetensors
   cflat reproduce table3 --weights timm --executor ray   the paper's settings, on a cluster

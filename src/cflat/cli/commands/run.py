@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from cflat.runs.folder import RunSummary
     from cflat.train import Observer
 
-EXAMPLES = """\b
-Examples:
+EXAMPLES = """\
   cflat run --method icarl --data digits
   cflat run --method ease --data cifar100 --optimizer c_flat_turbo --weights timm --data-root ~/data
   cflat run --method memo --data npz:photos.npz --preset cpu --weights vit_tiny.safetensors train.epochs=5

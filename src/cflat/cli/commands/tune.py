@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from cflat.studies.curve import RateCurves
     from cflat.studies.tuned import Tuning
 
-EXAMPLES = """\b
-Examples:
+EXAMPLES = """\
   cflat tune --method icarl --data digits --optimizers none,sam,c_flat,c_flat_turbo --trials 8
   cflat tune --method replay --data digits --protocol first-task --range base.lr=0.001:0.1
   cflat tune --method ease --data cifar100 --preset cpu --weights vit_tiny.safetensors --executor ray
