@@ -148,15 +148,9 @@ class BarProgress(_Progress):
 
     def __init__(self, label: str = "", folder: Path | None = None) -> None:
         super().__init__(f"{label} " if label else "", folder)
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            TextColumn("{task.percentage:.0f} %"),
-            TextColumn("{task.fields[facts]}"),
-            TimeElapsedColumn(),
-            console=Console(stderr=True),
-            transient=True,
-        )
+        share, facts = TextColumn("{task.percentage:.0f} %"), TextColumn("{task.fields[facts]}")
+        columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), share, facts, TimeElapsedColumn())
+        self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
         self._line = self._bar.add_task(f"{self.label}reading data and network", total=1, facts="")
         self._shown = self._task_since = time.monotonic()
         self._images = self._evaluations = self._steps = 0

@@ -30,8 +30,7 @@ def check_together(
     _check_backbone(method, backbone)
     _check_vectors(backbone, spec)
     _check_stream(method, stream, spec)
-    _check_validation(data)
-    _check_memory(method, spec)
+    _check_images(method, data, spec)
     _check_base(base)
     _check_runtime(runtime)
     _check_shards(method, backbone, runtime)
@@ -102,13 +101,10 @@ def _check_stream(method: Choice, stream: StreamSettings, spec: DatasetSpec) -> 
         )
 
 
-def _check_validation(data: DataSettings) -> None:
+def _check_images(method: Choice, data: DataSettings, spec: DatasetSpec) -> None:
     if data.validation == 0 and (data.evaluate == "validation" or data.validation_per_class is not None):
         key = "evaluate=validation" if data.evaluate == "validation" else "validation_per_class"
         raise ConfigError(f"data.{key} needs images that are kept aside; set data.validation, for example to 0.2.")
-
-
-def _check_memory(method: Choice, spec: DatasetSpec) -> None:
     total = getattr(method.settings, "memory_total", None)
     if total is not None and spec.num_classes is not None and total < spec.num_classes:
         raise ConfigError(

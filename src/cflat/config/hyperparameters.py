@@ -114,17 +114,8 @@ PILOT: dict[str, dict[str, Recipe]] = {
 }
 """By method, then dataset; ``*`` stands for all others. DUCT is the authors' code where PILOT lacks the data."""
 
-_SCRATCH = replace(
-    _TUNE,
-    epochs=170,
-    first_epochs=200,
-    lr=0.1,
-    batch_size=128,
-    schedule="multistep",
-    milestones=(80, 120),
-    first_milestones=(60, 120, 170),
-    method=_TOTAL,
-)
+_STEPS: dict[str, Any] = {"schedule": "multistep", "milestones": (80, 120), "first_milestones": (60, 120, 170)}
+_SCRATCH = replace(_TUNE, epochs=170, first_epochs=200, lr=0.1, batch_size=128, **_STEPS, method=_TOTAL)
 SCRATCH: dict[str, Recipe] = {"memo": replace(_SCRATCH, milestones=(80, 120, 150)), "*": _SCRATCH}
 """Networks from scratch at 32 px: PyCIL's settings."""
 

@@ -107,25 +107,13 @@ class Reproduction:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for ``table.json``."""
-        return {
-            "name": self.exhibit.name,
-            "title": self.exhibit.title,
-            "note": self.exhibit.note,
-            "scale": self.scale,
-            "num_seeds": self.num_seeds,
-            "missing": dict(self.missing),
-            "rows": [
-                {
-                    "group": line.group,
-                    "name": line.name,
-                    "columns": [
-                        {"name": column.name, "entries": [entry.to_dict() for entry in cell]}
-                        for column, cell in zip(self.exhibit.columns, cells, strict=True)
-                    ],
-                }
-                for line, cells in zip(self.exhibit.rows, self.entries, strict=True)
-            ],
-        }
+        rows = []
+        for line, cells in zip(self.exhibit.rows, self.entries, strict=True):
+            pairs = zip(self.exhibit.columns, cells, strict=True)
+            columns = [{"name": column.name, "entries": [entry.to_dict() for entry in cell]} for column, cell in pairs]
+            rows.append({"group": line.group, "name": line.name, "columns": columns})
+        head = {"name": self.exhibit.name, "title": self.exhibit.title, "note": self.exhibit.note, "scale": self.scale}
+        return {**head, "num_seeds": self.num_seeds, "missing": dict(self.missing), "rows": rows}
 
 
 @dataclass(frozen=True)

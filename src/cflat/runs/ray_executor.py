@@ -70,11 +70,7 @@ class RayExecutor:
     def __call__(self, jobs: Sequence[Job]) -> Iterator[Job]:
         """Run the jobs in parallel; one that was lost or interrupted resumes from its checkpoint.
 
-        Raises:
-            ConfigError: If Ray is missing or does not answer, or a job wants several processes.
-            JobsFailed: If some jobs failed, after all others are done.
-            TrainingInterrupted: If it was asked to stop.
-            StateNotSaved: If it was asked to stop and some jobs could not save.
+        If some fail, `JobsFailed` is raised after all others are done.
         """
         for job in jobs:
             require_one_process(job)

@@ -149,18 +149,9 @@ def assemble(config: RunConfig) -> Assembly:
 
 def open_dataset(data: DataSettings) -> Dataset:
     """Load the images that the settings choose."""
-    return load_dataset(
-        data.name,
-        data.root,
-        train_per_class=data.train_per_class,
-        test_per_class=data.test_per_class,
-        validation=data.validation,
-        validation_per_class=data.validation_per_class,
-        seed=data.subsample_seed,
-        short_side=data.short_side,
-        cache_bytes=data.cache_mib << 20,
-        num_workers=data.workers,
-    )
+    same = ("train_per_class", "test_per_class", "validation", "validation_per_class", "short_side")
+    others = {"seed": data.subsample_seed, "cache_bytes": data.cache_mib << 20, "num_workers": data.workers}
+    return load_dataset(data.name, data.root, **{key: getattr(data, key) for key in same}, **others)
 
 
 def make_stream(config: RunConfig) -> Stream:

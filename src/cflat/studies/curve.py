@@ -73,21 +73,17 @@ class RateCurves(ValidationStudy):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the content of ``rates.json``."""
-        return {
-            **super().to_dict(),
-            "rates": list(self.rates),
-            "within": self.within,
-            "optimizers": {
-                curve.optimizer: {
-                    "settings": curve.settings,
-                    "accuracy": [list(values) for values in curve.accuracy],
-                    "plateau": asdict(curve.plateau),
-                    "plateau_decades": asdict(spread([found.decades for found in curve.by_seed])),
-                    "by_seed": [asdict(found) for found in curve.by_seed],
-                }
-                for curve in self.curves
-            },
+        found = {
+            curve.optimizer: {
+                "settings": curve.settings,
+                "accuracy": [list(values) for values in curve.accuracy],
+                "plateau": asdict(curve.plateau),
+                "plateau_decades": asdict(spread([one.decades for one in curve.by_seed])),
+                "by_seed": [asdict(one) for one in curve.by_seed],
+            }
+            for curve in self.curves
         }
+        return {**super().to_dict(), "rates": list(self.rates), "within": self.within, "optimizers": found}
 
 
 def rate_curves(

@@ -317,12 +317,12 @@ def _space(variant: Variant, config: RunConfig, ranges: Mapping[str, Range]) -> 
     if config.base.first_lr is not None and "base.first_lr" not in ranges:
         raise ConfigError("base.first_lr is set, so base.lr says nothing about the first task; leave it out to tune.")
     known = flatten(config.to_dict())
-    usual: dict[str, Range] = {
+    space: dict[str, Range] = {
         key: Interval(low=value / factor, high=value * factor, scale="log")
         for key, factor in (("base.lr", LR_FACTOR), ("optimizer.rho", RHO_FACTOR))
         if isinstance(value := known.get(key), float) and value > 0
     }
-    space = {**usual, **{key: range_ for key, range_ in ranges.items() if key in known}}
+    space |= {key: range_ for key, range_ in ranges.items() if key in known}
     return {key: range_ for key, range_ in space.items() if key not in variant.settings}
 
 

@@ -96,13 +96,9 @@ class ValidationStudy:
 
     def to_dict(self) -> dict[str, Any]:
         """Return how its file begins."""
-        return {
-            "method": self.method,
-            "data": self.data,
-            "protocol": self.protocol,
-            "chosen_by": {"images": "validation", "metric": self.metric, "meaning": PROTOCOLS[self.protocol]},
-            "seeds": list(self.seeds),
-        }
+        chosen_by = {"images": "validation", "metric": self.metric, "meaning": PROTOCOLS[self.protocol]}
+        subject = {"method": self.method, "data": self.data, "protocol": self.protocol}
+        return {**subject, "chosen_by": chosen_by, "seeds": list(self.seeds)}
 
 
 @dataclass(frozen=True)
@@ -140,22 +136,12 @@ class Tuning(ValidationStudy):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the content of ``tuned.json``."""
-        return {
-            **super().to_dict(),
-            "num_trials": self.num_trials,
-            "shared": self.shared,
-            "optimizers": {
-                name: {
-                    "settings": tuned.best.settings,
-                    "validation": tuned.best.score,
-                    "trial": tuned.best.number,
-                    "budget": tuned.budget,
-                    "ranges": self.ranges[name],
-                    "trials": [asdict(trial) for trial in tuned.trials],
-                }
-                for name, tuned in self.optimizers.items()
-            },
-        }
+        found = {}
+        for name, tuned in self.optimizers.items():
+            best, trials = tuned.best, [asdict(trial) for trial in tuned.trials]
+            chosen = {"settings": best.settings, "validation": best.score, "trial": best.number}
+            found[name] = {**chosen, "budget": tuned.budget, "ranges": self.ranges[name], "trials": trials}
+        return {**super().to_dict(), "num_trials": self.num_trials, "shared": self.shared, "optimizers": found}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Tuning:

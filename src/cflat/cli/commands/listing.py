@@ -56,42 +56,33 @@ def _show(rows: Rows, as_json: bool, following: str) -> None:
 def _optimizers() -> Rows:
     from cflat.optim import get_optimizer_spec, list_optimizers, optimizer_settings
 
-    specs = [get_optimizer_spec(name) for name in list_optimizers()]
-    return [
-        {
-            "name": spec.name,
-            "summary": spec.summary,
-            "evaluations": spec.evaluations,
-            "keys": [key for key in optimizer_settings(spec.name) if key != "options"],
-            "paper": spec.paper,
-        }
-        for spec in specs
-    ]
+    rows = []
+    for spec in map(get_optimizer_spec, list_optimizers()):
+        keys = [key for key in optimizer_settings(spec.name) if key != "options"]
+        about = {"name": spec.name, "summary": spec.summary, "evaluations": spec.evaluations}
+        rows.append({**about, "keys": keys, "paper": spec.paper})
+    return rows
 
 
 def _methods() -> Rows:
     from cflat.methods import get_method_spec, list_methods
 
-    columns = {"backbones": "families", "memory": "needs_memory", "pretrained": "is_pretrained"}
-    columns = {"name": "name", "summary": "summary", "scenarios": "scenarios", **columns}
-    specs = [get_method_spec(name) for name in list_methods()]
-    return [{column: getattr(spec, name) for column, name in columns.items()} for spec in specs]
+    rows = []
+    for spec in map(get_method_spec, list_methods()):
+        about = {"name": spec.name, "summary": spec.summary, "scenarios": spec.scenarios, "backbones": spec.families}
+        rows.append({**about, "memory": spec.needs_memory, "pretrained": spec.is_pretrained})
+    return rows
 
 
 def _datasets() -> Rows:
     from cflat.data import list_datasets
 
-    return [
-        {
-            "name": f"{spec.name}:PATH" if spec.takes_path else spec.name,
-            "title": spec.title,
-            "classes": spec.num_classes,
-            "train": spec.num_train,
-            "test": spec.num_test,
-            "layout": spec.layout,
-        }
-        for spec in list_datasets()
-    ]
+    rows = []
+    for spec in list_datasets():
+        counts = {"classes": spec.num_classes, "train": spec.num_train, "test": spec.num_test}
+        name = f"{spec.name}:PATH" if spec.takes_path else spec.name
+        rows.append({"name": name, "title": spec.title, **counts, "layout": spec.layout})
+    return rows
 
 
 def _backbones() -> Rows:
