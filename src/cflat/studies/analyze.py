@@ -107,7 +107,7 @@ def analyze(
         job = Job(variant.config, folder)
         if not job.is_finished:
             tell(variant, index, len(variants))
-            run_job(job, observers, should_stop)
+            run_job(job, observers, should_stop=should_stop)
         summaries[variant.name] = RunFolder(folder).load_summary()
         if variant.is_recorded:
             found = recorded[variant.name] = _read(folder)
@@ -140,7 +140,7 @@ def record_run(
     is_watched = not RunFolder(out).config_file.is_file() or _is_recorded(out, recording)
     job = Job(config, out)
     if not job.is_finished:
-        run_job(job, [recording] if is_watched else [], should_stop)
+        run_job(job, [recording] if is_watched else [], should_stop=should_stop)
 
 
 def check_request(config: RunConfig, formats: Sequence[str], only: Sequence[str] = ()) -> None:

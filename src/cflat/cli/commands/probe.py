@@ -49,12 +49,9 @@ def command(
     resolved = resolve_config(merge(layer, {"optimizer": "c_flat_turbo"}))
     grid = _radii(radii, radius_of(resolved))
     folder = out or usual_folder("probe", layer)
-    told = 0
 
     def tell(done: int) -> None:
-        nonlocal told
-        if not (quiet or json) and (done == steps or done >= told + max(1, steps // 4)):
-            told = done
+        if not (quiet or json) and (done == steps or done % max(1, steps // 4) == 0):
             note(f"probed {done} of {steps} steps")
 
     with StopRequest(tell_stopping) as stop:

@@ -13,7 +13,6 @@ from cflat.cli.options import Json, Quiet, comma_numbers, takes_settings, usual_
 from cflat.cli.output import console, emit_json, next_command, note, percent, table
 
 if TYPE_CHECKING:
-    from cflat.runs.jobs import Executor
     from cflat.studies.curve import RateCurves
     from cflat.studies.tuned import Tuning
 
@@ -63,7 +62,9 @@ def command(
 ) -> None:
     """Tune every optimizer with the same number of trials on validation images; rerun the command to continue."""
     from cflat.config.variants import list_variants
+    from cflat.studies.curve import rate_curves, write_curves
     from cflat.studies.tune import parse_range, tune, write_search
+    from cflat.studies.tuned import read_tuning
 
     names, numbers = list_variants(optimizers), comma_numbers("--seeds", seeds)
     folder = out or usual_folder("tune", layer)
@@ -71,7 +72,19 @@ def command(
     search: dict[str, Any] = {"sampler": sampler, "search_seed": search_seed, "prune": prune, "trials": trials}
     with job_executor(executor, folder, quiet or json, gpus, stays=True) as chosen:
         if curve:
-            _draw_curves(layer, names, folder, rates, shared, chosen, json)
+            file = folder / "tuned.json"
+            tuned = read_tuning(file).settings if file.is_file() else {}
+            if tuned and not json:
+                note(f"Radii and other settings are those of {file}.")
+            grid = None if rates is None else comma_numbers("--rates", rates, float)
+            found = rate_curves(layer, names, folder, rates=grid, tuned=tuned, executor=chosen, **shared)
+            picture = write_curves(folder, found)
+            if json:
+                emit_json({"out": str(folder), "figure": str(picture), **found.to_dict()})
+                return
+            _show_curves(found)
+            console().print(f"Numbers: {folder / 'rates.json'}\nFigure:  {picture}")
+            next_command(f"python -m webbrowser -t {picture}")
             return
         ranges = dict(parse_range(text) for text in range_ or [])
         tuning = tune(layer, names, folder, ranges=ranges, executor=chosen, **search, **shared)
@@ -105,33 +118,6 @@ def _show(tuning: Tuning) -> None:
     out.print(table(title, columns, rows))
     out.print(f"  {tuning.protocol}: {PROTOCOLS[tuning.protocol]}")
     out.print(f"  {tuning.metric}: {METRICS[tuning.metric]}; no test image was looked at")
-
-
-def _draw_curves(
-    layer: dict[str, Any],
-    names: list[str],
-    folder: Path,
-    rates: str | None,
-    options: dict[str, Any],
-    executor: Executor,
-    as_json: bool,
-) -> None:
-    from cflat.studies.curve import rate_curves, write_curves
-    from cflat.studies.tuned import read_tuning
-
-    file = folder / "tuned.json"
-    tuned = read_tuning(file).settings if file.is_file() else {}
-    if tuned and not as_json:
-        note(f"Radii and other settings are those of {file}.")
-    grid = None if rates is None else comma_numbers("--rates", rates, float)
-    found = rate_curves(layer, names, folder, rates=grid, tuned=tuned, executor=executor, **options)
-    picture = write_curves(folder, found)
-    if as_json:
-        emit_json({"out": str(folder), "figure": str(picture), **found.to_dict()})
-        return
-    _show_curves(found)
-    console().print(f"Numbers: {folder / 'rates.json'}\nFigure:  {picture}")
-    next_command(f"python -m webbrowser -t {picture}")
 
 
 def _show_curves(found: RateCurves) -> None:
