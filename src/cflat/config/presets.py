@@ -41,7 +41,11 @@ def default_preset(data: str) -> str:
 
 
 def resolve_config(user: Mapping[str, Any]) -> RunConfig:
-    """Complete what a user has chosen, at least a method and a dataset, by a preset, and check the whole."""
+    """Complete what a user has chosen by a preset, and check the whole.
+
+    Args:
+        user: Values by section, from files and command line; at least a method and a dataset.
+    """
     chosen = merge({"optimizer": {"name": "none"}}, require_mapping(user, "The configuration"))
     method = get_method_spec(_name(chosen, "method"))
     data = dataset_spec(_name(chosen, "data"))

@@ -76,7 +76,7 @@ class SerialExecutor:
 
 
 def run_job(job: Job, observers: Sequence[Observer] = (), **how: Any) -> None:
-    """Run one job, with ``should_stop`` and ``patience`` as for `run`; one that was begun resumes from its checkpoint."""
+    """Run one job, with ``should_stop`` and ``patience`` as for `run`; one that was begun is resumed."""
     folder = RunFolder(job.out)
     is_begun = folder.config_file.is_file()
     try:

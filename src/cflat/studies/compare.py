@@ -27,11 +27,16 @@ def compare(
     executor: Executor | None = None,
     tuned: Mapping[str, Settings] | None = None,
 ) -> SweepResult:
-    """Run every optimizer with every seed; the rows have the order of the optimizers, differences are to the first.
+    """Run every optimizer with every seed; the rows have the order of the optimizers.
 
-    What all runs share is ``chosen``, as for `resolve_config`; settings under ``optimizer`` go to those that have them.
-    Optimizers may carry settings of their own: ``c_flat_turbo:rules=steady``; ``tuned`` has more of them under dotted
-    keys, as ``tune(...).settings``. Runs in ``out`` that are finished are only read.
+    Args:
+        chosen: What all runs share, as for `resolve_config`; settings under ``optimizer`` go to those that have them.
+        optimizers: Names, with settings of their own where wanted: ``c_flat_turbo:rules=steady``. Differences are to
+            the first.
+        seeds: Seeds.
+        out: Folder of the run directories; those that are finished are only read.
+        executor: Where to run; by default here, one after the other.
+        tuned: Settings of each optimizer under dotted keys, as ``tune(...).settings``.
     """
     return run_sweep(replace(comparison_sweep(chosen, optimizers, seeds), tuned=tuned or {}), out, executor)
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from cflat.studies.sweep import SweepResult
 
 DEFAULT = "none,c_flat,c_flat_turbo"
+OPTIMIZERS = "Comma-separated, the first is the reference; c_flat_turbo:rules=steady carries settings; default "
 EXAMPLES = """\
   cflat compare --method icarl --data digits --optimizers none,c_flat,c_flat_turbo --seeds 0,1,2
   cflat compare --method ease --data cifar100 --preset cpu --weights vit_tiny.safetensors optimizer.rho=0.1
@@ -27,15 +28,7 @@ EXAMPLES = """\
 @takes_settings("method", "data", "preset", "weights", "data_root")
 def command(
     layer: dict[str, Any],
-    optimizers: Annotated[
-        str | None,
-        typer.Option(
-            "--optimizers",
-            "-o",
-            help="Comma-separated, the first is the reference; c_flat_turbo:rules=steady carries settings; "
-            "default none,c_flat,c_flat_turbo",
-        ),
-    ] = None,
+    optimizers: Annotated[str | None, typer.Option("--optimizers", "-o", help=OPTIMIZERS + DEFAULT)] = None,
     seeds: Annotated[str, typer.Option(help="Comma-separated")] = "0,1,2",
     tuned: Annotated[Path | None, typer.Option(help="Settings of each optimizer: tuned.json of cflat tune")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the runs; default runs/compare-METHOD-DATA")] = None,
