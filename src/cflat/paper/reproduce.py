@@ -36,6 +36,7 @@ MEANINGS = {
     "cpu": "A small network and few images: compare signs and ratios with the paper, not values.",
     "smoke": "Tiny random networks on digits: this shows that everything runs, and nothing else.",
 }
+"""What the numbers of a scale are good for."""
 HERE, PAPER = "here", "the paper"
 SPEED, COUNTED = "images_per_second", "evaluations_per_step"
 SMOKE_KEEPS = ("method", "optimizer", "stream")
@@ -99,11 +100,6 @@ class Reproduction:
         """How many runs are behind each number, in words."""
         what = "class order" if self.exhibit.repeat == "order" else "seed"
         return f"one {what}" if self.num_seeds == 1 else f"{self.num_seeds} {what}s"
-
-    @property
-    def meaning(self) -> str:
-        """What the numbers of this scale are good for."""
-        return MEANINGS[self.scale]
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for ``table.json``."""

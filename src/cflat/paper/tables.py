@@ -13,7 +13,7 @@ from cflat.figures.model import FigureData
 from cflat.figures.static import save
 from cflat.paper.figures import contrasts, picture
 from cflat.paper.measures import is_config, unit_of
-from cflat.paper.reproduce import HERE, PAPER, Entry, Plan, Reproduction
+from cflat.paper.reproduce import HERE, MEANINGS, PAPER, Entry, Plan, Reproduction
 from cflat.report.export import latex_text
 from cflat.report.model import Cell, Choices, ReportData, Section, Table
 from cflat.report.write import write_page, write_report
@@ -125,7 +125,7 @@ def remarks(found: Reproduction) -> list[str]:
     """Return what a reader must know: scale, seeds, open points, and what is left out."""
     seeds = f", {found.repeats}" if found.num_seeds else ""
     is_run = bool(found.num_seeds or found.exhibit.figures)
-    texts = [f"Scale {found.scale}{seeds}. {found.meaning}"] if is_run else []
+    texts = [f"Scale {found.scale}{seeds}. {MEANINGS[found.scale]}"] if is_run else []
     if found.exhibit.note:
         texts.append(found.exhibit.note)
     texts += [f"{name} is left out: {reason}" for name, reason in found.missing.items()]

@@ -15,7 +15,7 @@ do: these are counted and have no noise. The state is counted to the end.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -84,10 +84,6 @@ class Estimate:
     measured_tasks: tuple[int, ...]
     ranks: int = 1
     """Processes that train together; their communication is not counted."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        return asdict(self)
 
 
 def estimate(config: RunConfig, budget: float = BUDGET_SECONDS) -> Estimate:

@@ -73,11 +73,11 @@ def analyze(
     tell: Callable[[Variant, int, int], None] = lambda variant, index, total: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> list[FigureData]:
-    """Make what is missing, and draw all figures.
+    """Make what is missing, and draw all figures about a run into ``out``, which also has the runs beside it.
 
     Args:
         config: The run that the figures are about.
-        out: Folder of the figures, and of the runs beside the analysed one; what is there is reused.
+        out: Folder of the figures; what is there is reused.
         subject: Run directory of the analysed run, used if it was recorded; see `record_run`.
         every: Steps from one gradient record to the next.
         seeds: Further seeds for sensitivity and schedules, which have a spread then.
@@ -85,10 +85,6 @@ def analyze(
         only: Some of `WATCHED`, to make only what they need; empty makes all figures.
         tell: Told before each variant that has to be trained.
         should_stop: Asked after every step; True raises `TrainingInterrupted`.
-
-    Raises:
-        ConfigError: If the run cannot be watched.
-        DataError: If the folder is not usable.
     """
     check_request(config, formats, only)
     variants, rho = plan_variants(config, seeds, only), radius_of(config)
@@ -120,10 +116,12 @@ def analyze(
                     f"{config.method.name} takes no step that could be watched: choose a method that is trained by "
                     f"gradients, or a smaller --every than {every}."
                 )
-    figures = _watched(config, recorded)
+    histories = {name: GradientHistory.from_dict(title_of(name), found["history"]) for name, found in recorded.items()}
+    figures = [make(histories[config.optimizer.name]) for make in ALONE.values()]
+    figures.append(evolution(list(histories.values())))
     if not only:
         figures += _sweeps(variants, summaries)
-        figures += _landscapes({title_of(name): values["landscapes"] for name, values in recorded.items()})
+        figures += _landscapes({title_of(name): found["landscapes"] for name, found in recorded.items()})
     figures = [figure for figure in figures if not only or figure.name in only]
     for figure in figures:
         write_json(out / f"{figure.name}.json", figure.to_dict())
@@ -210,14 +208,6 @@ def _read(folder: Path) -> dict[str, Any]:
             f"{str(folder / RECORDING)!r} cannot be read: {error}. Delete {str(folder)!r} to record it again."
         ) from error
     return values if isinstance(values, dict) else {}
-
-
-def _watched(config: RunConfig, recorded: Mapping[str, Mapping[str, Any]]) -> list[FigureData]:
-    histories = {
-        name: GradientHistory.from_dict(title_of(name), values["history"]) for name, values in recorded.items()
-    }
-    alone = [make(histories[config.optimizer.name]) for make in ALONE.values()]
-    return [*alone, evolution(list(histories.values()))]
 
 
 def _sweeps(variants: Sequence[Variant], summaries: Mapping[str, RunSummary]) -> list[FigureData]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -35,7 +36,7 @@ def command(
     resolved = resolve_config(layer)
     found = estimate(resolved, budget)
     if json:
-        emit_json({"config": resolved.to_dict(), **found.to_dict()})
+        emit_json({"config": resolved.to_dict(), **asdict(found)})
     else:
         _show(resolved, found)
 
