@@ -111,13 +111,14 @@ def verdicts(found: Reproduction) -> list[str]:
     if found.exhibit.draw.x is not None or found.scale == "smoke":  # no reference, or numbers that mean nothing
         return []
     sentences = []
-    every = [contrast for contrast in contrasts(found) if contrast.measured is not None]
+    every = list(contrasts(found))
     for name in dict.fromkeys(contrast.line for contrast in every):
-        own = [contrast for contrast in every if contrast.line == name]
+        own = [contrast for contrast in every if contrast.line == name and contrast.measured is not None]
         here = [contrast.measured for contrast in own if contrast.measured is not None]
         printed = [contrast.published for contrast in own if contrast.published is not None]
         paper = f"; in the paper {_gain(printed)}" if printed else ""
-        sentences.append(f"{name} against {own[0].reference}, Avg: here {_gain(here)}{paper} ({found.repeats}).")
+        if here:
+            sentences.append(f"{name} against {own[0].reference}, Avg: here {_gain(here)}{paper} ({found.repeats}).")
     return sentences
 
 
