@@ -1,4 +1,4 @@
-"""The picture of a reproduced table: gains over the first lines, or curves over a setting or the tasks."""
+"""What the lines of a reproduced table gain over the first of their group, and the picture of the table."""
 
 from __future__ import annotations
 
