@@ -38,11 +38,6 @@ def command(
     _show(_keys(of) if what == "keys" else LISTS[what][0](), json, NEXT[what])
 
 
-def list_recipes(as_json: bool) -> None:
-    """Show the tables and figures of the paper, and how to run one."""
-    _show(_recipes(), as_json, NEXT["recipes"])
-
-
 def _show(rows: Rows, as_json: bool, following: str) -> None:
     if as_json:
         emit_json(rows)

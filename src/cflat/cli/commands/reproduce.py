@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cflat._errors import ConfigError
-from cflat.cli.commands.listing import list_recipes
+from cflat.cli.commands import listing
 from cflat.cli.jobs import ExecutorName, Gpus, job_executor, stoppable, tell_variant
 from cflat.cli.options import DataRoot, Json, Overrides, Quiet, Weights, chosen_layer, comma_names, comma_numbers
 from cflat.cli.output import console, emit_json, next_command, table
@@ -51,7 +51,7 @@ def command(
 ) -> None:
     """Reproduce a table or figure of the paper at a scale of your choice, next to the published numbers."""
     if name is None:
-        list_recipes(json)
+        listing.command("recipes", json=json)
         return
     from cflat.paper.exhibits import load_exhibit
     from cflat.paper.reproduce import Request, plan_exhibit, reproduce, watched_config
