@@ -125,21 +125,10 @@ def survey(config: RunConfig, budget: float = BUDGET_SECONDS, tasks: Sequence[in
     works: list[Work] = []
     rates: list[Rates] = []
     with TemporaryDirectory(prefix="cflat-plan-") as folder:
-        calibration = Calibration(
-            parts.method,
-            parts.stream,
-            config.base,
-            replace(config.train, checkpoint_minutes=1e6),
-            runtime,
-            choice,
-            parts.inputs,
-            config.seed,
-            evaluated_splits(config),
-            None,  # type: ignore[arg-type]  # has an observer of its own
-            Path(folder),
-            lambda: False,
-            {},
-        )
+        train = replace(config.train, checkpoint_minutes=1e6)
+        settings = (config.base, train, runtime, choice, parts.inputs, config.seed, evaluated_splits(config))
+        observer: Any = None  # a calibration has one of its own
+        calibration = Calibration(parts.method, parts.stream, *settings, observer, Path(folder), lambda: False, {})
         for task in parts.stream.tasks:
             is_over = len(rates) > 2 and clock()[0] - started[0] > budget
             if task.index in wanted and not is_over:
