@@ -10,6 +10,8 @@ import torch
 from cflat.data import Stream, build_stream, eval_transform, load_dataset, train_transform
 from cflat.methods import Method, StreamInfo, create_method, get_method_spec
 from cflat.nn.backbone import create_backbone
+from cflat.runs.folder import RunFolder, RunSummary
+from cflat.runs.run import run
 from cflat.train import (
     BaseSettings,
     EpochRecord,
@@ -52,6 +54,11 @@ def tiny_method(name: str, stream: Stream, seed: int = 0, config=None) -> Method
 
 def tiny_inputs() -> Inputs:
     return Inputs(train_transform("none", IMAGE_SIZE), eval_transform("none", IMAGE_SIZE))
+
+
+def resume(out: Path) -> RunSummary:
+    """Go on with the run in a folder, from its own configuration."""
+    return run(RunFolder(out).load_config(), out, resume=True)
 
 
 def tiny_run(

@@ -122,10 +122,10 @@ def test_the_clock_counts_tasks_phases_and_epochs(monkeypatch: pytest.MonkeyPatc
     assert clock.left == "about 90 s left"  # an eighth took 30 s, three are to come
     clock.on_step(Step(2, "merge", 1, 4))
     assert clock.fraction == 0.75
-    clock.on_task_end(2)
+    clock.on_task_end(Step(2, "merge", 1, 4))
     clock.on_step(Step(3, "train", 1, 4))
     assert clock.fraction == 0.875  # two phases are known of by now
-    clock.on_task_end(3)
+    clock.on_task_end(Step(3, "merge", 1, 4))
     assert (clock.fraction, clock.left) == (1.0, "")
 
 
@@ -228,6 +228,13 @@ def test_lists_are_for_people_and_for_scripts(what: str, capsys: pytest.CaptureF
     text = output_of(capsys, "list", what)
     assert all(str(next(iter(row.values()))) in text for row in rows)
     assert text.splitlines()[-1].startswith("Next: cflat")
+    assert "`" not in text
+
+
+def test_the_help_of_features_names_a_key_that_it_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    text = " ".join(output_of(capsys, "features", "--help").split())
+    assert "for example data.train_per_class=50" in text
+    assert "train.epochs" not in text
 
 
 def test_keys_of_one_choice_come_with_their_meaning(capsys: pytest.CaptureFixture[str]) -> None:

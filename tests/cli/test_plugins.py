@@ -98,6 +98,7 @@ def test_a_wrong_plugin_gets_one_sentence(text: str, arguments: list[str], messa
 def test_a_plugin_that_is_absent_or_not_named_is_refused(tmp_path: Path) -> None:
     assert "'absent.py' cannot be loaded" in cflat(tmp_path, "--plugin", "absent.py", "list", "methods").stderr
     assert "--plugin needs" in cflat(tmp_path, "list", "methods", "--plugin").stderr
+    assert "of a module, not the option --help." in cflat(tmp_path, "--plugin", "--help").stderr
 
 
 @pytest.mark.slow

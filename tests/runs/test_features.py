@@ -17,8 +17,9 @@ from cflat.config.run_config import RunConfig
 from cflat.data import build_stream, eval_transform, load_dataset, vector_size
 from cflat.nn.backbone import create_backbone
 from cflat.runs.features import features_config, make_features
-from cflat.runs.run import assemble, resume, run
+from cflat.runs.run import assemble, run
 from cflat.train import TrainingInterrupted
+from runs import resume
 
 CLASSES, SIZE = 6, 12
 

@@ -32,9 +32,10 @@ from cflat.runs.changes import change_config
 from cflat.runs.folder import RunFolder
 from cflat.runs.interrupts import StopRequest
 from cflat.runs.plan import plan_run
-from cflat.runs.run import assemble, resume, run
+from cflat.runs.run import assemble, run
 from cflat.train import Observer, TrainingInterrupted
 from cflat.train.checkpoint import CheckpointStore
+from runs import resume
 
 SMALL = [
     "method=icarl",

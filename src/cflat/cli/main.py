@@ -48,27 +48,13 @@ Examples:
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
 )
-COMMANDS = (
-    "demo",
-    "run",
-    "plan",
-    "compare",
-    "sweep",
-    "tune",
-    "reproduce",
-    "report",
-    "analyze",
-    "probe",
-    "predict",
-    "list",
-    "doctor",
-    "check-data",
-    "features",
-)
+_TRAIN = ("demo", "run", "plan", "compare", "sweep", "tune", "reproduce")
+_LOOK = ("report", "analyze", "probe", "predict", "list", "doctor", "check-data", "features")
+COMMANDS = (*_TRAIN, *_LOOK)
 """In the order of the help."""
 for _name in COMMANDS:
     _module = import_module(f"cflat.cli.commands.{_MODULES.get(_name, _name)}")
-    app.command(_name, epilog=_module.EXAMPLES)(_module.command)
+    app.command(_name, epilog=f"\b\nExamples:\n{_module.EXAMPLES}")(_module.command)
 
 
 def _tell_version(is_asked: bool) -> None:
@@ -86,9 +72,7 @@ def _options(
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error; accepted anywhere")] = False,
     plugin: Annotated[
         list[str] | None,
-        typer.Option(
-            "--plugin", metavar="FILE.py|MODULE", help="Load a plug-in; accepted anywhere on the command line"
-        ),
+        typer.Option(metavar="FILE.py|MODULE", help="Load a plug-in; accepted anywhere on the command line"),
     ] = None,
 ) -> None:
     """Take what stands before the command; `run_app` has read it already."""
@@ -132,10 +116,8 @@ def _explain(error: Exception) -> tuple[str, int]:
     usage = getattr(error, "format_message", None)  # an error of the command line itself; its class is typer's own
     if usage is not None:
         context = getattr(error, "ctx", None)
-        help_text = ""
-        if context is not None:
-            help_text = f"{context.get_usage()}\nTry '{context.command_path} --help' for help.\n\n"
-        return f"{help_text}Error: {shortened(usage())}", int(getattr(error, "exit_code", 2))
+        hint = f"{context.get_usage()}\nTry '{context.command_path} --help' for help.\n\n" if context else ""
+        return f"{hint}Error: {shortened(usage())}", int(getattr(error, "exit_code", 2))
     if isinstance(error, CFlatError):
         return f"cflat: {error}", 2
     if isinstance(error, OSError):
@@ -161,7 +143,9 @@ def _without_plugins(words: list[str]) -> list[str]:
             named.append(value or next(rest, ""))
         else:
             others.append(word)
-    if "" in named:
-        raise ConfigError("--plugin needs the path of a Python file or the name of a module.")
+    for name in named:
+        if not name or name.startswith("-"):
+            instead = f", not the option {name}" if name else ""
+            raise ConfigError(f"--plugin needs the path of a Python file or the name of a module{instead}.")
     load_plugins(named)
     return others

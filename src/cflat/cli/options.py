@@ -24,51 +24,39 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress")]
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Any key, for example train.epochs=5 optimizer.rho=0.1")
 ]
-_RUN = typer.Argument(metavar="DIR | KEY=VALUE ...", help="A run directory, or the settings of a new run")
+RUN = typer.Argument(metavar="DIR | KEY=VALUE ...", help="A run directory, or the settings of a new run")
+
+
+def _key(*names: str, help: str, kind: Any = str) -> Any:
+    return Annotated[kind | None, typer.Option(*names, help=help)]
+
 
 SETTINGS: dict[str, tuple[str, Any]] = {
-    "method": ("method", Annotated[str | None, typer.Option("--method", "-m", help="Method; see: cflat list methods")]),
-    "data": (
-        "data.name",
-        Annotated[
-            str | None,
-            typer.Option("--data", "-d", help="Dataset, or folder:PATH, npz:PATH, domains:PATH, features:PATH"),
-        ],
-    ),
-    "optimizer": (
-        "optimizer",
-        Annotated[str | None, typer.Option("--optimizer", "-o", help="See: cflat list optimizers")],
-    ),
-    "backbone": (
-        "backbone.name",
-        Annotated[str | None, typer.Option(help="Frozen network; see: cflat list backbones")],
-    ),
+    "method": ("method", _key("--method", "-m", help="Method; see: cflat list methods")),
+    "data": ("data.name", _key("--data", "-d", help="Dataset, or folder:PATH, npz:PATH, domains:PATH, features:PATH")),
+    "optimizer": ("optimizer", _key("--optimizer", "-o", help="See: cflat list optimizers")),
+    "backbone": ("backbone.name", _key(help="Frozen network; see: cflat list backbones")),
     "weights": ("backbone.weights", Weights),
-    "image_size": (
-        "backbone.image_size",
-        Annotated[int | None, typer.Option(help="Input size in pixels; default: that of the weights")],
-    ),
-    "preset": (
-        "preset",
-        Annotated[str | None, typer.Option(help="paper, pilot, cpu or smoke; default: paper, and cpu for digits")],
-    ),
-    "seed": ("seed", Annotated[int | None, typer.Option(help="Random seed of the whole run")]),
+    "image_size": ("backbone.image_size", _key(help="Input size in pixels; default: that of the weights", kind=int)),
+    "preset": ("preset", _key(help="paper, pilot, cpu or smoke; default: paper, and cpu for digits")),
+    "seed": ("seed", _key(help="Random seed of the whole run", kind=int)),
     "data_root": ("data.root", DataRoot),
 }
 """Options that set keys of a configuration: the key, and how the option is written."""
 _CONFIG = Annotated[Path | None, typer.Option("--config", "-c", help="YAML or JSON file with any of the keys")]
 
 
-def takes_settings(*names: str, file: bool = True) -> Callable[[Command], Command]:
+def takes_settings(*names: str, words: Any = None, file: bool = True) -> Callable[[Command], Command]:
     """Let a command take some of `SETTINGS`, ``--config`` and ``KEY=VALUE`` words; its first argument is their layer.
 
-    A command with a parameter ``folders`` gets there the words that are no ``KEY=VALUE``.
+    A command with a parameter ``folders`` gets there the words that are no ``KEY=VALUE``. ``words`` says in the help
+    what the words are, where they are not any keys.
     """
 
     def decorate(command: Command) -> Command:
         own = inspect.signature(command, eval_str=True).parameters
         annotations = {
-            "overrides": Annotated[list[str] | None, _RUN] if "folders" in own else Overrides,
+            "overrides": Overrides if words is None else Annotated[list[str] | None, words],
             **{name: SETTINGS[name][1] for name in names},
             **({"config": _CONFIG} if file else {}),
         }
@@ -80,12 +68,12 @@ def takes_settings(*names: str, file: bool = True) -> Callable[[Command], Comman
 
         @wraps(command)
         def call(**given: Any) -> None:
-            words = given.pop("overrides") or []
+            keys = given.pop("overrides") or []
             if "folders" in own:
-                given["folders"] = [word for word in words if "=" not in word or Path(word).is_dir()]
-                words = [word for word in words if word not in given["folders"]]
+                given["folders"] = [word for word in keys if "=" not in word or Path(word).is_dir()]
+                keys = [word for word in keys if word not in given["folders"]]
             chosen = {name: given.pop(name) for name in names}
-            command(chosen_layer(given.pop("config", None), words, **chosen), **given)
+            command(chosen_layer(given.pop("config", None), keys, **chosen), **given)
 
         made: Any = call
         made.__signature__ = inspect.Signature([*shared, *others])

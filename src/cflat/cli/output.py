@@ -95,12 +95,9 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], num
     for index, column in enumerate(columns):
         widest = max((len(row[index]) for row in rows), default=0)
         is_number = index >= num_text
-        made.add_column(
-            column,
-            justify="right" if is_number else "left",
-            no_wrap=is_number or index == 0,
-            min_width=widest if is_number or index == 0 else None,
-        )
+        is_whole = is_number or index == 0
+        least = widest if is_whole else None
+        made.add_column(column, justify="right" if is_number else "left", no_wrap=is_whole, min_width=least)
     for row in rows:
         made.add_row(*row)
     return made

@@ -35,7 +35,7 @@ def close_all(observers: Iterable[Observer]) -> None:
             close()
 
 
-class RunClock:
+class RunClock(Observer):
     """How much of a run is done, and how long the rest will take at the speed so far.
 
     Tasks count alike, and within a task its phases; a method that trains in the first task alone turns out to be faster
@@ -43,7 +43,7 @@ class RunClock:
     """
 
     def __init__(self) -> None:
-        self.on_run_start(1, 0)
+        RunClock.on_run_start(self, 1, 0)
 
     def on_run_start(self, num_tasks: int, first_task: int) -> None:
         """Begin to count."""
@@ -62,9 +62,9 @@ class RunClock:
         within = (event.epoch * event.num_steps + event.step + 1) / (event.num_epochs * event.num_steps)
         self.fraction = (event.task + (phase + within) / self._num_phases) / self.num_tasks
 
-    def on_task_end(self, task: int) -> None:
+    def on_task_end(self, record: TaskRecord) -> None:
         """Move on to the next task."""
-        self.fraction, self._phases = (task + 1) / self.num_tasks, []
+        self.fraction, self._phases = (record.task + 1) / self.num_tasks, []
 
     @property
     def left(self) -> str:
@@ -86,42 +86,39 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
-class _Progress(Observer):
-    """What both kinds of progress know: the place in the run, and what its tasks are about."""
+class _Progress(RunClock):
+    """What both kinds of progress say: the place in the run, what its tasks are about, and how each one ended."""
 
     def __init__(self, label: str, folder: Path | None) -> None:
+        super().__init__()
         self.label = label
         self.folder = folder
-        self.clock = RunClock()
-        self.num_tasks = 0
         self._outline: Outline | None = None
 
     def on_run_start(self, num_tasks: int, first_task: int) -> None:
         """Begin to count; the run directory is described by now."""
-        self.num_tasks = num_tasks
-        self.clock.on_run_start(num_tasks, first_task)
+        super().on_run_start(num_tasks, first_task)
         if self.folder is not None:
             from cflat.runs.folder import RunFolder
 
             self._outline = RunFolder(self.folder).load_outline()
 
-    def _place(self, task: int, name: str) -> str:
-        return f"task {task + 1}/{self.num_tasks} ({self._outline.title_of(task) if self._outline else name})"
-
-    def _describe(self, record: TaskRecord) -> str:
-        """Return one line about a finished task: all scores, speed and evaluations, and how long the rest takes."""
-        self.clock.on_task_end(record.task)
+    def on_task_end(self, record: TaskRecord) -> None:
+        """Say all scores, speed and evaluations, and how long the rest takes."""
+        super().on_task_end(record)
         scores = ", ".join(
             f"{label}{name} {percent(score.stage_accuracy)} %"
             for label, found in (("", record.scores), ("validation ", record.validation))
             for name, score in found.items()
         )
-        facts = [
-            f"{self._place(record.task, record.name)}: {scores}",
-            f"{record.images_per_second:.0f} img/s, {record.evaluations_per_step:.2f} eval/step",
-            self.clock.left,
-        ]
-        return "; ".join(fact for fact in facts if fact)
+        speed = f"{record.images_per_second:.0f} img/s, {record.evaluations_per_step:.2f} eval/step"
+        self._say("; ".join(filter(None, [f"{self._place(record.task, record.name)}: {scores}", speed, self.left])))
+
+    def _place(self, task: int, name: str) -> str:
+        return f"task {task + 1}/{self.num_tasks} ({self._outline.title_of(task) if self._outline else name})"
+
+    def _say(self, text: str) -> None:
+        print(self.label + text, file=sys.stderr, flush=True)
 
 
 class LineProgress(_Progress):
@@ -137,28 +134,13 @@ class LineProgress(_Progress):
         if first_task:
             self._say(f"resumes at task {first_task + 1}/{num_tasks}")
 
-    def on_step(self, event: StepEvent) -> None:
-        """Keep count."""
-        self.clock.on_step(event)
-
     def on_epoch(self, record: EpochRecord) -> None:
         """Say the loss."""
         if self.every_epoch:
-            evaluations = record.evaluations / max(1, record.steps)
             phase = "" if record.phase == "train" else f" {record.phase}"
-            facts = [
-                f"task {record.task + 1}/{self.num_tasks}{phase} epoch {record.epoch + 1}: "
-                f"loss {record.loss:.4f}, {evaluations:.2f} eval/step",
-                self.clock.left,
-            ]
-            self._say(", ".join(fact for fact in facts if fact))
-
-    def on_task_end(self, record: TaskRecord) -> None:
-        """Say the accuracy."""
-        self._say(self._describe(record))
-
-    def _say(self, text: str) -> None:
-        print(self.label + text, file=sys.stderr, flush=True)
+            place = f"task {record.task + 1}/{self.num_tasks}{phase} epoch {record.epoch + 1}"
+            cost = f"{record.evaluations / max(1, record.steps):.2f} eval/step"
+            self._say(", ".join(filter(None, [f"{place}: loss {record.loss:.4f}", cost, self.left])))
 
 
 class BarProgress(_Progress):
@@ -166,53 +148,43 @@ class BarProgress(_Progress):
 
     def __init__(self, label: str = "", folder: Path | None = None) -> None:
         super().__init__(f"{label} " if label else "", folder)
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            TextColumn("{task.percentage:.0f} %"),
-            TextColumn("{task.fields[facts]}"),
-            TimeElapsedColumn(),
-            console=Console(stderr=True),
-            transient=True,
-        )
+        share, facts = TextColumn("{task.percentage:.0f} %"), TextColumn("{task.fields[facts]}")
+        columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), share, facts, TimeElapsedColumn())
+        self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
         self._line = self._bar.add_task(f"{self.label}reading data and network", total=1, facts="")
-        self._shown = self._since = time.monotonic()
+        self._shown = self._task_since = time.monotonic()
         self._images = self._evaluations = self._steps = 0
         self._bar.start()
 
     def on_task_start(self, task: Task) -> None:
         """Say what comes; speed is measured by task: what lies between tasks is not training."""
-        self._since, self._images = time.monotonic(), 0
-        self._tell(f"{self._place(task.index, task.name)} preparing")
+        self._task_since, self._images = time.monotonic(), 0
+        self._show(f"{self._place(task.index, task.name)} preparing")
 
     def on_step(self, event: StepEvent) -> None:
         """Move the bar, a few times per second."""
+        super().on_step(event)
         self._images += event.num_images
         self._evaluations += event.evaluations
         self._steps += 1
-        self.clock.on_step(event)
         is_last = event.step + 1 == event.num_steps and event.epoch + 1 == event.num_epochs
         now = time.monotonic()
         if now - self._shown < REFRESH_SECONDS and not is_last:
             return
         self._shown = now
         place = f"task {event.task + 1}/{event.num_tasks}"
-        speed = self._images / (now - self._since)
-        facts = [
-            f"loss {float(event.loss):.3f}",
-            f"{speed:.0f} img/s",
-            f"{self._evaluations / self._steps:.2f} eval/step",
-            self.clock.left,
-        ]
         if is_last:
-            self._tell(f"{place} wrapping up and testing", self.clock.left)
+            self._show(f"{place} wrapping up and testing", self.left)
             return
         phase = "training" if event.phase == "train" else event.phase
-        self._tell(f"{place} {phase}, epoch {event.epoch + 1}/{event.num_epochs}", "  ".join(f for f in facts if f))
+        speed = f"{self._images / (now - self._task_since):.0f} img/s"
+        cost = f"{self._evaluations / self._steps:.2f} eval/step"
+        facts = "  ".join(filter(None, [f"loss {float(event.loss):.3f}", speed, cost, self.left]))
+        self._show(f"{place} {phase}, epoch {event.epoch + 1}/{event.num_epochs}", facts)
 
     def on_task_end(self, record: TaskRecord) -> None:
         """Print the accuracy above the bar; after the last task, take the bar away."""
-        self._bar.console.print(self.label + self._describe(record), highlight=False, soft_wrap=True)
+        super().on_task_end(record)
         if record.task + 1 == self.num_tasks:
             self.close()
 
@@ -220,13 +192,26 @@ class BarProgress(_Progress):
         """Take the bar away."""
         self._bar.stop()
 
-    def _tell(self, what: str, facts: str = "") -> None:
-        self._bar.update(self._line, description=self.label + what, completed=self.clock.fraction, facts=facts)
+    def _show(self, what: str, facts: str = "") -> None:
+        self._bar.update(self._line, description=self.label + what, completed=self.fraction, facts=facts)
+
+    def _say(self, text: str) -> None:
+        self._bar.console.print(self.label + text, highlight=False, soft_wrap=True)
 
 
 @contextmanager
 def count_images(label: str, *, is_silent: bool = False) -> Iterator[Callable[[int, int], None]]:
     """Give a function that shows how many of all images are done, and how long the rest will take."""
+    start = shown = time.monotonic()
+
+    def tell(done: int, total: int) -> None:
+        nonlocal shown
+        now = time.monotonic()
+        if now - shown >= LINE_SECONDS or done >= total:
+            shown = now
+            left = (now - start) / done * (total - done)
+            print(f"{label}: {done} of {total} images, {left:.0f} s left", file=sys.stderr, flush=True)
+
     if is_silent:
         yield lambda done, total: None
     elif sys.stderr.isatty():
@@ -235,20 +220,4 @@ def count_images(label: str, *, is_silent: bool = False) -> Iterator[Callable[[i
             line = bar.add_task("", total=None)
             yield lambda done, total: bar.update(line, completed=done, total=total)
     else:
-        yield _LineCounter(label)
-
-
-class _LineCounter:
-    """A line every so often, with the time left at the speed so far."""
-
-    def __init__(self, label: str) -> None:
-        self.label = label
-        self._start = self._shown = time.monotonic()
-
-    def __call__(self, done: int, total: int) -> None:
-        now = time.monotonic()
-        if now - self._shown < LINE_SECONDS and done < total:
-            return
-        self._shown = now
-        left = (now - self._start) / done * (total - done)
-        print(f"{self.label}: {done} of {total} images, {left:.0f} s left", file=sys.stderr, flush=True)
+        yield tell

@@ -30,8 +30,7 @@ def check_together(
     _check_backbone(method, backbone)
     _check_vectors(backbone, spec)
     _check_stream(method, stream, spec)
-    _check_validation(data)
-    _check_memory(method, spec)
+    _check_images(method, data, spec)
     _check_base(base)
     _check_runtime(runtime)
     _check_shards(method, backbone, runtime)
@@ -93,23 +92,19 @@ def _check_stream(method: Choice, stream: StreamSettings, spec: DatasetSpec) -> 
         raise ConfigError(f"stream.scenario 'domain' needs a dataset with domains; {spec.name!r} has none.")
     if stream.scenario != "domain" and (stream.labels != "shared" or stream.domain_order is not None):
         raise ConfigError("stream.labels and stream.domain_order are for domain streams; set stream.scenario=domain.")
-    if stream.domain_order is not None and (
-        not stream.domain_order or len(set(stream.domain_order)) < len(stream.domain_order)
-    ):
-        raise ConfigError(f"stream.domain_order must name domains once each, got {list(stream.domain_order)}.")
+    order = stream.domain_order
+    if order is not None and len(set(order)) < max(1, len(order)):
+        raise ConfigError(f"stream.domain_order must name domains once each, got {list(order)}.")
     if spec.num_classes is not None and (stream.initial or 0) > spec.num_classes:
         raise ConfigError(
             f"stream.initial must be at most {spec.num_classes}, the classes of {spec.name}, got {stream.initial}."
         )
 
 
-def _check_validation(data: DataSettings) -> None:
+def _check_images(method: Choice, data: DataSettings, spec: DatasetSpec) -> None:
     if data.validation == 0 and (data.evaluate == "validation" or data.validation_per_class is not None):
         key = "evaluate=validation" if data.evaluate == "validation" else "validation_per_class"
         raise ConfigError(f"data.{key} needs images that are kept aside; set data.validation, for example to 0.2.")
-
-
-def _check_memory(method: Choice, spec: DatasetSpec) -> None:
     total = getattr(method.settings, "memory_total", None)
     if total is not None and spec.num_classes is not None and total < spec.num_classes:
         raise ConfigError(
@@ -128,14 +123,11 @@ def _check_base(base: BaseSettings) -> None:
 
 
 def _check_runtime(runtime: RuntimeSettings) -> None:
-    for key, value, known in (
-        ("accelerator", runtime.accelerator, ACCELERATORS),
-        ("strategy", runtime.strategy, STRATEGIES),
-    ):
+    for key, known in (("accelerator", ACCELERATORS), ("strategy", STRATEGIES)):
+        value = getattr(runtime, key)
         if value not in known:
-            raise ConfigError(
-                f"runtime.{key} must be one of {', '.join(known)}, got {quote(value)}.{suggest(value, list(known))}"
-            )
+            near = suggest(value, list(known))
+            raise ConfigError(f"runtime.{key} must be one of {', '.join(known)}, got {quote(value)}.{near}")
     if runtime.precision == "16" and runtime.accelerator == "cpu":
         raise ConfigError("runtime.precision 16 needs a GPU; use 32 or bf16 on a CPU.")
     if runtime.accelerator == "mps" and runtime.num_ranks > 1:

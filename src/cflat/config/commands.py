@@ -59,13 +59,8 @@ def _preset_option(config: RunConfig) -> str | None:
 
 def _overrides_of(config: RunConfig) -> dict[str, Any] | None:
     """Return the keys in which a configuration differs from its preset; None if no keys lead there."""
-    start: Layer = {
-        "method": {"name": config.method.name},
-        "data": {"name": config.data.name},
-        "optimizer": {"name": config.optimizer.name},
-        "preset": _preset(config),
-        "seed": config.seed,
-    }
+    names = {key: {"name": getattr(config, key).name} for key in ("method", "data", "optimizer")}
+    start: Layer = {**names, "preset": _preset(config), "seed": config.seed}
     target = flatten({**config.to_dict(), "preset": _preset(config)})
     overrides: dict[str, Any] = {}
     for _ in range(MAX_ROUNDS):

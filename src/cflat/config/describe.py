@@ -38,7 +38,9 @@ def describe_keys(of: str | None = None) -> list[Key]:
     if name in methods:
         return list(_of_settings("method", get_method_spec(name).config))
     if name in optimizers:
-        return list(_of_optimizer(name))
+        meanings = _argument_docstrings(inspect.getdoc(get_optimizer_spec(name).cls) or "")
+        keys = _of_settings("optimizer", optimizer_config(name))
+        return [replace(key, meaning=meanings.get(key.path.removeprefix("optimizer."), "")) for key in keys]
     raise ConfigError(f"No method or optimizer is called {of!r}.{suggest(name, methods + optimizers)}")
 
 
@@ -60,12 +62,6 @@ def _of_settings(section: str, cls: type[Any]) -> Iterator[Key]:
         meaning = " ".join(meanings.get(name, "").split())
         default = list(info.default) if isinstance(info.default, tuple) else info.default
         yield Key(f"{section}.{name}", _type_name(info.annotation), default, meaning)
-
-
-def _of_optimizer(name: str) -> Iterator[Key]:
-    meanings = _argument_docstrings(inspect.getdoc(get_optimizer_spec(name).cls) or "")
-    for key in _of_settings("optimizer", optimizer_config(name)):
-        yield replace(key, meaning=meanings.get(key.path.removeprefix("optimizer."), ""))
 
 
 def _argument_docstrings(text: str) -> dict[str, str]:

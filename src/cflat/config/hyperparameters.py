@@ -36,17 +36,10 @@ class Recipe:
 
     def layer(self) -> Layer:
         """Return the row as part of a configuration, without the method's settings."""
+        base = ("lr", "weight_decay", "first_weight_decay", "schedule", "milestones", "first_milestones")
         return {
-            "base": {
-                "name": self.base,
-                "lr": self.lr,
-                "weight_decay": self.weight_decay,
-                "first_weight_decay": self.first_weight_decay,
-                "schedule": self.schedule,
-                "milestones": list(self.milestones),
-                "first_milestones": None if self.first_milestones is None else list(self.first_milestones),
-            },
-            "train": {"epochs": self.epochs, "first_epochs": self.first_epochs, "batch_size": self.batch_size},
+            "base": {"name": self.base, **{key: getattr(self, key) for key in base}},
+            "train": {key: getattr(self, key) for key in ("epochs", "first_epochs", "batch_size")},
         }
 
 
@@ -121,17 +114,8 @@ PILOT: dict[str, dict[str, Recipe]] = {
 }
 """By method, then dataset; ``*`` stands for all others. DUCT is the authors' code where PILOT lacks the data."""
 
-_SCRATCH = replace(
-    _TUNE,
-    epochs=170,
-    first_epochs=200,
-    lr=0.1,
-    batch_size=128,
-    schedule="multistep",
-    milestones=(80, 120),
-    first_milestones=(60, 120, 170),
-    method=_TOTAL,
-)
+_STEPS: dict[str, Any] = {"schedule": "multistep", "milestones": (80, 120), "first_milestones": (60, 120, 170)}
+_SCRATCH = replace(_TUNE, epochs=170, first_epochs=200, lr=0.1, batch_size=128, **_STEPS, method=_TOTAL)
 SCRATCH: dict[str, Recipe] = {"memo": replace(_SCRATCH, milestones=(80, 120, 150)), "*": _SCRATCH}
 """Networks from scratch at 32 px: PyCIL's settings."""
 

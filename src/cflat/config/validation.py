@@ -60,10 +60,8 @@ def parse_section(cls: type[Any], values: object, path: str) -> Any:
     hints = _hints(cls)  # type: ignore[arg-type]  # mypy doubts that classes hash
     for key in section:
         if key not in hints:
-            known = (
-                f"{suggest(key, list(hints))} Known: {', '.join(hints)}." if hints else " It has no settings at all."
-            )
-            raise ConfigError(f"Unknown key {quote(prefix + key)}.{known}")
+            known = f"{suggest(key, list(hints))} Known: {', '.join(hints)}."
+            raise ConfigError(f"Unknown key {quote(prefix + key)}.{known if hints else ' It has no settings at all.'}")
     try:
         read = {key: _nested(value, hints[key], prefix + key) for key, value in section.items()}
         return _adapter(cls).validate_python(read)  # type: ignore[arg-type]

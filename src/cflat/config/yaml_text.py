@@ -89,13 +89,11 @@ def _num_values(node: Node, known: dict[int, int]) -> int:
             raise yaml.YAMLError("it contains itself: an alias stands inside of what it names")
         return known[id(node)]
     known[id(node)] = 0
-    total = 1
-    if isinstance(node, SequenceNode):
-        total += sum(_num_values(child, known) for child in node.value)
-    elif isinstance(node, MappingNode):
-        total += sum(_num_values(child, known) for pair in node.value for child in pair)
-    known[id(node)] = total
-    return total
+    children = node.value if isinstance(node, SequenceNode) else ()
+    if isinstance(node, MappingNode):
+        children = [child for pair in node.value for child in pair]
+    known[id(node)] = 1 + sum(_num_values(child, known) for child in children)
+    return known[id(node)]
 
 
 def _too_many() -> yaml.YAMLError:

@@ -109,11 +109,7 @@ class Exhibit:
         return bool(metrics) and all(map(is_config, metrics))
 
     def select(self, rows: Sequence[str] = (), columns: Sequence[str] = ()) -> Exhibit:
-        """Return the part with these lines and columns, named by group, name, method, optimizer or dataset.
-
-        Raises:
-            ConfigError: If a name fits nothing.
-        """
+        """Return the part with these lines and columns, named by group, name, method, optimizer or dataset."""
         lines = self._chosen(rows, [_words(line.settings, line.group, line.name) for line in self.rows])
         kept = self._chosen(columns, [_words(column.settings, column.name) for column in self.columns])
         chosen = tuple(
@@ -140,11 +136,7 @@ def list_exhibits() -> list[Exhibit]:
 
 
 def load_exhibit(name: str) -> Exhibit:
-    """Read a table or figure by its name, such as ``table1``, or from a file of one's own.
-
-    Raises:
-        ConfigError: If there is no such thing, or the file is wrong.
-    """
+    """Read a table or figure by its name, such as ``table1``, or from a file of one's own."""
     if name.endswith((".yaml", ".yml", ".json")):
         return _parse(Path(name).stem, read_document(name))
     own = _FOLDER / f"{name}.yaml"

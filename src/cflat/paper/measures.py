@@ -34,11 +34,7 @@ _MEASURES: dict[str, Measure] = {
 
 
 def unit_of(name: str) -> Measure:
-    """Return how a number is called and shown.
-
-    Raises:
-        ConfigError: If there is no such number.
-    """
+    """Return how a number is called and shown, or refuse its name."""
     stage = _stage(name)
     if stage:
         return Measure(f"after task {stage}", 100.0)

@@ -36,6 +36,7 @@ MEANINGS = {
     "cpu": "A small network and few images: compare signs and ratios with the paper, not values.",
     "smoke": "Tiny random networks on digits: this shows that everything runs, and nothing else.",
 }
+"""What the numbers of a scale are good for."""
 HERE, PAPER = "here", "the paper"
 SPEED, COUNTED = "images_per_second", "evaluations_per_step"
 SMOKE_KEEPS = ("method", "optimizer", "stream")
@@ -100,32 +101,15 @@ class Reproduction:
         what = "class order" if self.exhibit.repeat == "order" else "seed"
         return f"one {what}" if self.num_seeds == 1 else f"{self.num_seeds} {what}s"
 
-    @property
-    def meaning(self) -> str:
-        """What the numbers of this scale are good for."""
-        return MEANINGS[self.scale]
-
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for ``table.json``."""
-        return {
-            "name": self.exhibit.name,
-            "title": self.exhibit.title,
-            "note": self.exhibit.note,
-            "scale": self.scale,
-            "num_seeds": self.num_seeds,
-            "missing": dict(self.missing),
-            "rows": [
-                {
-                    "group": line.group,
-                    "name": line.name,
-                    "columns": [
-                        {"name": column.name, "entries": [entry.to_dict() for entry in cell]}
-                        for column, cell in zip(self.exhibit.columns, cells, strict=True)
-                    ],
-                }
-                for line, cells in zip(self.exhibit.rows, self.entries, strict=True)
-            ],
-        }
+        rows = []
+        for line, cells in zip(self.exhibit.rows, self.entries, strict=True):
+            pairs = zip(self.exhibit.columns, cells, strict=True)
+            columns = [{"name": column.name, "entries": [entry.to_dict() for entry in cell]} for column, cell in pairs]
+            rows.append({"group": line.group, "name": line.name, "columns": columns})
+        head = {"name": self.exhibit.name, "title": self.exhibit.title, "note": self.exhibit.note, "scale": self.scale}
+        return {**head, "num_seeds": self.num_seeds, "missing": dict(self.missing), "rows": rows}
 
 
 @dataclass(frozen=True)
@@ -147,16 +131,9 @@ class Request:
 
 
 def plan_exhibit(exhibit: Exhibit, request: Request, out: Path) -> Plan:
-    """Plan the runs of a table; every configuration is checked before any run begins.
+    """Plan the runs of a table below ``out``, where those that are there are reused.
 
-    Args:
-        exhibit: The table.
-        request: Scale and settings.
-        out: Folder of all runs; those that are there are reused.
-
-    Raises:
-        ConfigError: If something is unknown or wrong.
-        DataError: If no dataset of the table is there.
+    Every configuration is checked before any run begins; a `DataError` says that no dataset of the table is there.
     """
     request = replace(request, scale="paper") if exhibit.needs_no_run else request
     seeds = request.seeds or (exhibit.seeds if request.scale == "paper" else exhibit.seeds[:1])

@@ -11,10 +11,9 @@ from statistics import fmean as mean
 from cflat._files import write_atomic, write_json
 from cflat.figures.model import FigureData
 from cflat.figures.static import save
-from cflat.paper.contrasts import contrasts
-from cflat.paper.figures import picture
+from cflat.paper.figures import contrasts, picture
 from cflat.paper.measures import is_config, unit_of
-from cflat.paper.reproduce import HERE, PAPER, Entry, Plan, Reproduction
+from cflat.paper.reproduce import HERE, MEANINGS, PAPER, Entry, Plan, Reproduction
 from cflat.report.export import latex_text
 from cflat.report.model import Cell, Choices, ReportData, Section, Table
 from cflat.report.write import write_page, write_report
@@ -115,14 +114,11 @@ def verdicts(found: Reproduction) -> list[str]:
     every = list(contrasts(found))
     for name in dict.fromkeys(contrast.line for contrast in every):
         own = [contrast for contrast in every if contrast.line == name and contrast.measured is not None]
-        if not own:
-            continue
         here = [contrast.measured for contrast in own if contrast.measured is not None]
-        text = f"{name} against {own[0].reference}, Avg: here {_gain(here)}"
         printed = [contrast.published for contrast in own if contrast.published is not None]
-        if printed:
-            text += f"; in the paper {_gain(printed)}"
-        sentences.append(text + f" ({found.repeats}).")
+        paper = f"; in the paper {_gain(printed)}" if printed else ""
+        if here:
+            sentences.append(f"{name} against {own[0].reference}, Avg: here {_gain(here)}{paper} ({found.repeats}).")
     return sentences
 
 
@@ -130,7 +126,7 @@ def remarks(found: Reproduction) -> list[str]:
     """Return what a reader must know: scale, seeds, open points, and what is left out."""
     seeds = f", {found.repeats}" if found.num_seeds else ""
     is_run = bool(found.num_seeds or found.exhibit.figures)
-    texts = [f"Scale {found.scale}{seeds}. {found.meaning}"] if is_run else []
+    texts = [f"Scale {found.scale}{seeds}. {MEANINGS[found.scale]}"] if is_run else []
     if found.exhibit.note:
         texts.append(found.exhibit.note)
     texts += [f"{name} is left out: {reason}" for name, reason in found.missing.items()]

@@ -51,9 +51,7 @@ def _memory_bytes() -> int | None:
 def _source() -> dict[str, Any] | None:
     """Return the commit of the checkout that cflat is imported from, if it is one."""
     root = Path(cflat.__file__).resolve().parents[2]
-    if not (root / ".git").exists():
-        return None
-    commit = _git(root, "rev-parse", "HEAD")
+    commit = _git(root, "rev-parse", "HEAD") if (root / ".git").exists() else None
     if commit is None:
         return None
     return {"commit": commit, "is_modified": bool(_git(root, "status", "--porcelain", "-uno"))}

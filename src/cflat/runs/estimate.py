@@ -15,7 +15,8 @@ do: these are counted and have no noise. The state is counted to the end.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -84,45 +85,30 @@ class Estimate:
     ranks: int = 1
     """Processes that train together; their communication is not counted."""
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        return asdict(self)
-
 
 def estimate(config: RunConfig, budget: float = BUDGET_SECONDS) -> Estimate:
     """Measure a few steps of a configuration on this machine, and predict the cost of all of it.
 
-    Args:
-        config: What would be run.
-        budget: Seconds after which no further task is measured.
-
-    Raises:
-        ConfigError: If the configuration does not fit the machine or the data.
-        DataError: If data or weights are missing or broken.
+    After ``budget`` seconds no further task is measured.
     """
-    found = survey(config, budget)
-    return predict(
-        found.works,
-        found.rates,
-        found.evaluations,
-        found.start,
-        found.peak_memory,
-        config.runtime.num_ranks,
-        found.num_scores,
-    )
+    return predict(**vars(survey(config, budget)), ranks=config.runtime.num_ranks)
 
 
 @dataclass(frozen=True)
 class Survey:
-    """What is known of a run that has not begun: counts of all tasks, rates of some."""
+    """What is known of a run that has not begun, as arguments of `predict`: counts of all tasks, rates of some."""
 
     works: tuple[Work, ...]
     rates: tuple[Rates, ...]
+    """Of the measured tasks, in ascending order."""
     evaluations: tuple[float, ...]
     """Per step, of every task."""
     start: Times
+    """Reading the data and building the network."""
     peak_memory: int
+    """Bytes at most, by the end of the last measured task."""
     num_scores: int
+    """Ways to answer that the method has."""
 
 
 def survey(config: RunConfig, budget: float = BUDGET_SECONDS, tasks: Sequence[int] | None = None) -> Survey:
@@ -139,21 +125,10 @@ def survey(config: RunConfig, budget: float = BUDGET_SECONDS, tasks: Sequence[in
     works: list[Work] = []
     rates: list[Rates] = []
     with TemporaryDirectory(prefix="cflat-plan-") as folder:
-        calibration = Calibration(
-            parts.method,
-            parts.stream,
-            config.base,
-            replace(config.train, checkpoint_minutes=1e6),
-            runtime,
-            choice,
-            parts.inputs,
-            config.seed,
-            evaluated_splits(config),
-            None,  # type: ignore[arg-type]  # has an observer of its own
-            Path(folder),
-            lambda: False,
-            {},
-        )
+        train = replace(config.train, checkpoint_minutes=1e6)
+        settings = (config.base, train, runtime, choice, parts.inputs, config.seed, evaluated_splits(config))
+        observer: Any = None  # a calibration has one of its own
+        calibration = Calibration(parts.method, parts.stream, *settings, observer, Path(folder), lambda: False, {})
         for task in parts.stream.tasks:
             is_over = len(rates) > 2 and clock()[0] - started[0] > budget
             if task.index in wanted and not is_over:
@@ -191,22 +166,12 @@ def predict(
     ranks: int = 1,
     num_scores: int = 1,
 ) -> Estimate:
-    """Apply the formula of this module.
-
-    Args:
-        works: What every task does.
-        rates: What it costs, at some tasks in ascending order.
-        evaluations: Evaluations per step, of every task.
-        start: Time to read the data and build the network.
-        peak_memory: Bytes that were used at most, by the end of the last measured task.
-        ranks: Processes that share steps, test images and the passes at borders.
-        num_scores: Ways to answer that the method has.
-    """
+    """Apply the formula of this module to a `Survey`; ``ranks`` share steps, test images and passes at borders."""
     spent = {name: np.zeros(2) for name in ("training", "testing", "borders", "checkpoints")}
     tasks, written, test_flops = [], 0.0, 0.0
     growth = _growth(works, rates)
     for work, per_step in zip(works, evaluations, strict=True):
-        at, freely = _At(rates, work.task, growth), _At(rates, work.task)
+        at, freely = partial(_rate_at, rates, work.task, growth), partial(_rate_at, rates, work.task, np.inf)
         training = sum((_training(phase, per_step, ranks, at) for phase in work.phases), start=np.zeros(2))
         testing = (
             work.new_images * at(lambda rate: rate.first_look) + work.seen_images * at(lambda rate: rate.next_look)
@@ -258,7 +223,7 @@ def predict(
     )
 
 
-def _training(phase: PhaseWork, evaluations: float, ranks: int, at: _At) -> Times:
+def _training(phase: PhaseWork, evaluations: float, ranks: int, at: Callable[..., Any]) -> Times:
     """Return the time of one phase."""
     if phase.steps == 0:
         return np.zeros(2)
@@ -268,33 +233,24 @@ def _training(phase: PhaseWork, evaluations: float, ranks: int, at: _At) -> Time
     return total
 
 
-class _At:
-    """Rates at one task: between measured tasks on the line through both, after the last on one through all.
+def _rate_at(rates: Sequence[Rates], task: int, growth: float, value: Callable[[Rates], Any]) -> Any:
+    """Return one rate at a task: between measured tasks on the line through both, after the last on one through all.
 
-    Args:
-        rates: Of the measured tasks.
-        task: Where they are wanted.
-        growth: By how much a rate may grow per task, relative to its mean; no limit by default.
+    There it grows by at most ``growth`` per task, relative to its mean. Tasks that do not have it (None) are left out.
     """
-
-    def __init__(self, rates: Sequence[Rates], task: int, growth: float = np.inf) -> None:
-        self.rates, self.task, self.growth = rates, task, growth
-
-    def __call__(self, value: Callable[[Rates], Any]) -> Any:
-        """Return one rate; tasks that do not have it (None) are left out."""
-        known = [(rate.task, np.asarray(value(rate))) for rate in self.rates if value(rate) is not None]
-        later = [pair for pair in known if pair[0] >= self.task]
-        (low, below), (high, above) = known[max(0, len(known) - len(later) - 1)], (later or known)[0]
-        if high > low:
-            return below + (above - below) * ((self.task - low) / (high - low))
-        if self.task == high or len(known) < 3:
-            return above
-        tasks, values = np.array([task for task, _ in known[1:]]), np.stack([value for _, value in known[1:]])
-        mean = values.mean(axis=0)
-        slope = np.maximum(_slope(tasks, values), 0)
-        if np.isfinite(self.growth):
-            slope = np.minimum(slope, mean * self.growth)
-        return mean + slope * (self.task - tasks.mean())
+    known = [(rate.task, np.asarray(value(rate))) for rate in rates if value(rate) is not None]
+    later = [pair for pair in known if pair[0] >= task]
+    (low, below), (high, above) = known[max(0, len(known) - len(later) - 1)], (later or known)[0]
+    if high > low:
+        return below + (above - below) * ((task - low) / (high - low))
+    if task == high or len(known) < 3:
+        return above
+    tasks, values = np.array([place for place, _ in known[1:]]), np.stack([found for _, found in known[1:]])
+    mean = values.mean(axis=0)
+    slope = np.maximum(_slope(tasks, values), 0)
+    if np.isfinite(growth):
+        slope = np.minimum(slope, mean * growth)
+    return mean + slope * (task - tasks.mean())
 
 
 def _growth(works: Sequence[Work], rates: Sequence[Rates]) -> float:

@@ -100,15 +100,8 @@ def make_features(
 ) -> Features:
     """Compute the features of all images of a dataset, or find them if that was done before.
 
-    Args:
-        config: Which images, which network, which weights, which inputs, on which device; the rest is not looked at.
-        out: The file; None names it after its origin, below ``features``.
-        batch_size: Images at a time.
-        tell: Told how many of all images are done.
-
-    Raises:
-        ConfigError: If the configuration does not fit the machine or the data.
-        DataError: If data or weights are missing, or the file holds other features.
+    The configuration says which images, network, weights and inputs, on which device; the rest is not looked at.
+    Without ``out`` the file is named after its origin, below ``features``. ``tell`` is told how many images are done.
     """
     check_devices(config.runtime)
     runtime = Runtime(config.runtime)

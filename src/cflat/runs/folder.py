@@ -27,14 +27,8 @@ from cflat.metrics import METRICS, AccuracyMatrix
 from cflat.runs.changes import identity
 from cflat.train import Cost, EpochRecord, Observer, TaskRecord
 
-COSTS = (
-    "images_per_second",
-    "evaluations_per_step",
-    "step_seconds",
-    "data_seconds",
-    "peak_memory_bytes",
-    "trainable_parameters",
-)
+_SPEEDS = ("images_per_second", "evaluations_per_step", "step_seconds", "data_seconds")
+COSTS = (*_SPEEDS, "peak_memory_bytes", "trainable_parameters")
 """Costs that a summary has at its top level; all others are in its ``cost``."""
 
 
@@ -212,11 +206,9 @@ class RunFolder:
     def load_metrics(self) -> list[dict[str, Any]]:
         """Read the records of epochs and tasks; a half-written last line, left by a kill, is passed over."""
         try:
-            lines = read_text(self.metrics_file).split("\n")
+            return [json.loads(line) for line in read_text(self.metrics_file).split("\n")[:-1]]
         except (OSError, UnicodeDecodeError) as error:
             raise DataError(f"{str(self.metrics_file)!r} cannot be read: {error}.") from error
-        try:
-            return [json.loads(line) for line in lines[:-1]]
         except (ValueError, RecursionError) as error:
             raise DataError(f"{str(self.metrics_file)!r} is broken: {error}.") from error
 
@@ -239,10 +231,7 @@ class MetricsLog(Observer):
     """Append one line per epoch and per task; a resumed run cuts off what its checkpoint does not know of.
 
     The file stays open and is hashed as it grows: nobody else may write to it or change what it holds, and a checkpoint
-    that vouches for it is worth nothing beside another file.
-
-    Args:
-        path: The file; what it holds is cut off when the run starts, unless a checkpoint vouches for it.
+    that vouches for it is worth nothing beside another file. What no checkpoint vouches for is cut off at the start.
     """
 
     def __init__(self, path: Path) -> None:

@@ -113,16 +113,12 @@ class Predictor:
         own = self.scores(chosen, score)[:, labels.start : labels.stop]
         best = own.topk(min(top, own.shape[1]), dim=1)
         names = self.class_names
-        return [
-            Prediction(
-                chosen.store.describe(row),
-                labels[places[0]],
-                names[labels[places[0]]],
-                values[0],
-                tuple((names[labels[place]], value) for place, value in zip(places, values, strict=True)),
-            )
-            for row, (places, values) in enumerate(zip(best.indices.tolist(), best.values.tolist(), strict=True))
-        ]
+        found = []
+        for row, (places, values) in enumerate(zip(best.indices.tolist(), best.values.tolist(), strict=True)):
+            answers = [labels[place] for place in places]
+            ranked = tuple((names[answer], value) for answer, value in zip(answers, values, strict=True))
+            found.append(Prediction(chosen.store.describe(row), answers[0], *ranked[0], ranked))
+        return found
 
     @torch.no_grad()
     def scores(self, images: ImageSet, score: str | None = None) -> Tensor:
@@ -184,20 +180,14 @@ def load_predictor(path: str | Path, *, device: str | torch.device | None = None
         raise DataError(f"{str(path)!r} does not exist; give a run directory, or a file that Predictor.save wrote.")
     try:
         values = torch.load(path, map_location="cpu", weights_only=True)
-        version = values["version"]
-        parts = (
-            parse_config(values["config"]),
-            Outline.from_dict(values["stream"]),
-            values["num_tasks"],
-            values["method"],
-            values["extra"],
-        )
+        version, config = values["version"], parse_config(values["config"])
+        learned = Outline.from_dict(values["stream"]), values["num_tasks"], values["method"], values["extra"]
     except Exception as error:  # a file of another kind can fail in many ways
         reason = str(error) if isinstance(error, CFlatError) else type(error).__name__
         raise DataError(f"{str(path)!r} holds no trained method of this version of cflat ({reason}).") from error
     if version != _VERSION:
         raise DataError(f"{str(path)!r} was written by another version of cflat.")
-    return Predictor(*parts, device=device)
+    return Predictor(config, *learned, device=device)
 
 
 def _from_run(folder: RunFolder, device: str | torch.device | None) -> Predictor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, TypeAlias
 
 from cflat._errors import CFlatError, ConfigError, DataError
 from cflat._files import write_json
@@ -55,12 +55,8 @@ class JobsFailed(CFlatError):
         super().__init__(f"{len(failures)} of {num_jobs} runs failed, {done}. {' '.join(reasons)}")
 
 
-class Executor(Protocol):
-    """Where jobs run; results come back through the run directories."""
-
-    def __call__(self, jobs: Sequence[Job]) -> Iterator[Job]:
-        """Run all jobs, and yield each when its result is there."""
-        ...
+Executor: TypeAlias = Callable[[Sequence[Job]], Iterator[Job]]
+"""Where jobs run: it runs all, and yields each when its result is there, in its run directory."""
 
 
 @dataclass(frozen=True)
@@ -75,28 +71,16 @@ class SerialExecutor:
         """Run the jobs in order; one that was interrupted resumes from its checkpoint."""
         for job in jobs:
             require_one_process(job)
-            run_job(job, self.observe(job), self.should_stop)
+            run_job(job, self.observe(job), should_stop=self.should_stop)
             yield job
 
 
-def run_job(
-    job: Job, observers: Sequence[Observer] = (), should_stop: Callable[[], bool] = lambda: False, patience: float = 0.0
-) -> None:
-    """Run one job; one that was started before resumes from its checkpoint.
-
-    ``patience`` is how many seconds to wait for another process that works in its folder.
-    """
+def run_job(job: Job, observers: Sequence[Observer] = (), **how: Any) -> None:
+    """Run one job, with ``should_stop`` and ``patience`` as for `run`; one that was begun is resumed."""
     folder = RunFolder(job.out)
+    is_begun = folder.config_file.is_file()
     try:
-        run(
-            job.config,
-            job.out,
-            resume=folder.config_file.is_file(),
-            num_tasks=job.num_tasks,
-            observers=observers,
-            should_stop=should_stop,
-            patience=patience,
-        )
+        run(job.config, job.out, resume=is_begun, num_tasks=job.num_tasks, observers=observers, **how)
     except TrainingDiverged as error:
         if not job.may_diverge:
             raise

@@ -39,17 +39,10 @@ class FolderInUse(DataError):
 
 @contextmanager
 def owned(folder: Path, patience: float = 0.0) -> Iterator[None]:
-    """Own a folder, and clear away what killed writers have left in it; one that was not there is made.
+    """Own a folder, and clear away what killed writers have left in it; `FolderInUse` names another owner.
 
-    A folder that was made and stays empty goes again.
-
-    Args:
-        folder: What nobody else may write to meanwhile.
-        patience: Seconds to wait for its owner to go: after a crash, another host may hear of it late.
-
-    Raises:
-        FolderInUse: Naming the owner.
-        DataError: If the folder cannot be made or written.
+    ``patience`` is how many seconds to wait for that one to go: after a crash, another host may hear of it late.
+    A folder that was not there is made, and goes again if it stays empty.
     """
     path = folder / NAME
     try:
@@ -112,11 +105,8 @@ def _try_lock(handle: int, folder: Path) -> bool:
     except OSError as error:
         if error.errno in _HELD:
             return False
-        logger.warning(
-            "The file system of %s has no locks (%s): see to it that only one process uses the folder.",
-            folder,
-            error.strerror,
-        )
+        text = "The file system of %s has no locks (%s): see to it that only one process uses the folder."
+        logger.warning(text, folder, error.strerror)
     return True
 
 

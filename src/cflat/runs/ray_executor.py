@@ -70,11 +70,7 @@ class RayExecutor:
     def __call__(self, jobs: Sequence[Job]) -> Iterator[Job]:
         """Run the jobs in parallel; one that was lost or interrupted resumes from its checkpoint.
 
-        Raises:
-            ConfigError: If Ray is missing or does not answer, or a job wants several processes.
-            JobsFailed: If some jobs failed, after all others are done.
-            TrainingInterrupted: If it was asked to stop.
-            StateNotSaved: If it was asked to stop and some jobs could not save.
+        If some fail, `JobsFailed` is raised after all others are done.
         """
         for job in jobs:
             require_one_process(job)
@@ -182,7 +178,11 @@ def _cancel(ray: ModuleType, tasks: list[Any]) -> list[Any]:
 @contextmanager
 def _connection() -> Iterator[tuple[ModuleType, bool]]:
     """Give Ray, connected, and whether this call started it for these jobs alone."""
-    ray = _import_ray()
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # read when Ray is imported; a bench does not report home
+    try:
+        ray = import_module("ray")
+    except ModuleNotFoundError:
+        raise ConfigError("The executor 'ray' needs the package ray; run: pip install 'cflat[sweep]'") from None
     if ray.is_initialized():
         yield ray, False
         return
@@ -192,15 +192,6 @@ def _connection() -> Iterator[tuple[ModuleType, bool]]:
         yield ray, address is None
     finally:
         ray.shutdown()
-
-
-def _import_ray() -> ModuleType:
-    # Read when Ray is imported; a bench does not report home.
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    try:
-        return import_module("ray")
-    except ModuleNotFoundError:
-        raise ConfigError("The executor 'ray' needs the package ray; run: pip install 'cflat[sweep]'") from None
 
 
 def _require_answer(address: str) -> None:

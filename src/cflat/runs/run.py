@@ -6,7 +6,7 @@ import logging
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -15,19 +15,9 @@ from cflat._errors import ConfigError, DataError
 from cflat._files import plain_values, write_atomic, write_json
 from cflat.config.run_config import RunConfig
 from cflat.config.settings import BackboneSettings, DataSettings
-from cflat.data import (
-    Dataset,
-    Outline,
-    Split,
-    Stream,
-    build_stream,
-    eval_transform,
-    load_dataset,
-    train_transform,
-    vector_size,
-    with_label_noise,
-)
+from cflat.data import Dataset, Outline, Split, Stream, build_stream, load_dataset, vector_size, with_label_noise
 from cflat.data.check import require_readable
+from cflat.data.presets import eval_transform, train_transform
 from cflat.methods import Method, StreamInfo, create_method
 from cflat.nn.backbone import Backbone, create_backbone
 from cflat.runs.changes import changed_keys, identity, with_newer_defaults
@@ -129,28 +119,15 @@ def run(
             should_stop=should_stop,
             identity=decisive,
         )
-        if result.cost.nonfinite_steps > NORMAL_SHARE * result.cost.steps:
-            logger.warning(
-                "%d of %d steps met Inf or NaN and were given up: the training diverges. Lower base.lr, now %g.",
-                result.cost.nonfinite_steps,
-                result.cost.steps,
-                config.base.lr,
-            )
-        seconds = 0.0 if log is None else log.seconds
-        num_classes = parts.stream.num_classes
-        summary = RunSummary(config, result.accuracy, result.cost, seconds, num_classes, result.validation)
+        cost, seconds, num_classes = result.cost, 0.0 if log is None else log.seconds, parts.stream.num_classes
+        if cost.nonfinite_steps > NORMAL_SHARE * cost.steps:
+            text = "%d of %d steps met Inf or NaN and were given up: the training diverges. Lower base.lr, now %g."
+            logger.warning(text, cost.nonfinite_steps, cost.steps, config.base.lr)
+        summary = RunSummary(config, result.accuracy, cost, seconds, num_classes, result.validation)
         is_done = num_tasks is None or num_tasks >= parts.stream.num_tasks
         if own_folder is not None and is_done:
             write_json(own_folder.summary_file, summary.to_dict())
         return summary
-
-
-def resume(
-    out: str | Path, *, observers: Sequence[Observer] = (), should_stop: Callable[[], bool] = lambda: False
-) -> RunSummary:
-    """Go on with the run in ``out``, from its own configuration."""
-    config = RunFolder(Path(out)).load_config()
-    return run(config, out, resume=True, observers=observers, should_stop=should_stop)
 
 
 def assemble(config: RunConfig) -> Assembly:
@@ -172,35 +149,18 @@ def assemble(config: RunConfig) -> Assembly:
 
 def open_dataset(data: DataSettings) -> Dataset:
     """Load the images that the settings choose."""
-    return load_dataset(
-        data.name,
-        data.root,
-        train_per_class=data.train_per_class,
-        test_per_class=data.test_per_class,
-        validation=data.validation,
-        validation_per_class=data.validation_per_class,
-        seed=data.subsample_seed,
-        short_side=data.short_side,
-        cache_bytes=data.cache_mib << 20,
-        num_workers=data.workers,
-    )
+    same = ("train_per_class", "test_per_class", "validation", "validation_per_class", "short_side")
+    others = {"seed": data.subsample_seed, "cache_bytes": data.cache_mib << 20, "num_workers": data.workers}
+    return load_dataset(data.name, data.root, **{key: getattr(data, key) for key in same}, **others)
 
 
 def make_stream(config: RunConfig) -> Stream:
     """Load the dataset and cut it into tasks."""
-    data, stream = config.data, config.stream
+    data, settings = config.data, asdict(config.stream)
+    max_tasks = settings.pop("max_tasks")
     try:
-        built = build_stream(
-            open_dataset(data),
-            stream.scenario,
-            initial=stream.initial,
-            increment=stream.increment,
-            order_seed=stream.order_seed,
-            task_order_seed=stream.task_order_seed,
-            labels=stream.labels,
-            domain_order=stream.domain_order,
-        )
-        built = built if stream.max_tasks is None else built.first(stream.max_tasks)
+        built = build_stream(open_dataset(data), **settings)
+        built = built if max_tasks is None else built.first(max_tasks)
         built = with_label_noise(built, data.label_noise, data.subsample_seed)
     except ValueError as error:
         raise ConfigError(f"stream: {error}") from error

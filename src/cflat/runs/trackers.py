@@ -76,10 +76,7 @@ def require_tracker(name: str) -> None:
 def create_tracker(name: str, config: RunConfig, folder: Path) -> Tracker:
     """Return the tracker called ``name``."""
     require_tracker(name)
-    try:
-        return TRACKERS[name](config, folder)
-    except ImportError as error:
-        raise ConfigError(f"The tracker {name!r} is not installed; run: pip install 'cflat[track]'") from error
+    return TRACKERS[name](config, folder)
 
 
 class TrackerObserver(Observer):

@@ -73,11 +73,11 @@ def analyze(
     tell: Callable[[Variant, int, int], None] = lambda variant, index, total: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> list[FigureData]:
-    """Make what is missing, and draw all figures.
+    """Make what is missing, and draw all figures about a run into ``out``, which also has the runs beside it.
 
     Args:
         config: The run that the figures are about.
-        out: Folder of the figures, and of the runs beside the analysed one; what is there is reused.
+        out: Folder of the figures; what is there is reused.
         subject: Run directory of the analysed run, used if it was recorded; see `record_run`.
         every: Steps from one gradient record to the next.
         seeds: Further seeds for sensitivity and schedules, which have a spread then.
@@ -85,14 +85,11 @@ def analyze(
         only: Some of `WATCHED`, to make only what they need; empty makes all figures.
         tell: Told before each variant that has to be trained.
         should_stop: Asked after every step; True raises `TrainingInterrupted`.
-
-    Raises:
-        ConfigError: If the run cannot be watched.
-        DataError: If the folder is not usable.
     """
     check_request(config, formats, only)
     variants, rho = plan_variants(config, seeds, only), radius_of(config)
-    results: dict[str, _Result] = {}
+    summaries: dict[str, RunSummary] = {}
+    recorded: dict[str, dict[str, Any]] = {}
     for index, variant in enumerate(variants):
         folder, observers = out / "runs" / variant.name, []
         if variant.is_recorded:
@@ -106,16 +103,26 @@ def analyze(
         job = Job(variant.config, folder)
         if not job.is_finished:
             tell(variant, index, len(variants))
-            run_job(job, observers, should_stop)
-        summary = RunFolder(folder).load_summary()
-        recorded = _load(folder) if variant.is_recorded else {}
-        results[variant.name] = _Result(summary, recorded)
-        if variant.is_recorded and not recorded["history"]["records"]:
-            raise ConfigError(
-                f"{config.method.name} takes no step that could be watched: choose a method that is trained by "
-                f"gradients, or a smaller --every than {every}."
-            )
-    figures = [f for f in _figures(config, variants, results) if not only or f.name in only]
+            run_job(job, observers, should_stop=should_stop)
+        summaries[variant.name] = RunFolder(folder).load_summary()
+        if variant.is_recorded:
+            found = recorded[variant.name] = _read(folder)
+            if "history" not in found:
+                raise DataError(
+                    f"{str(folder / RECORDING)!r} is not complete. Delete {str(folder)!r} to record it again."
+                )
+            if not found["history"]["records"]:
+                raise ConfigError(
+                    f"{config.method.name} takes no step that could be watched: choose a method that is trained by "
+                    f"gradients, or a smaller --every than {every}."
+                )
+    histories = {name: GradientHistory.from_dict(title_of(name), found["history"]) for name, found in recorded.items()}
+    figures = [make(histories[config.optimizer.name]) for make in ALONE.values()]
+    figures.append(evolution(list(histories.values())))
+    if not only:
+        figures += _sweeps(variants, summaries)
+        figures += _landscapes({title_of(name): found["landscapes"] for name, found in recorded.items()})
+    figures = [figure for figure in figures if not only or figure.name in only]
     for figure in figures:
         write_json(out / f"{figure.name}.json", figure.to_dict())
         for suffix in formats:
@@ -131,7 +138,7 @@ def record_run(
     is_watched = not RunFolder(out).config_file.is_file() or _is_recorded(out, recording)
     job = Job(config, out)
     if not job.is_finished:
-        run_job(job, [recording] if is_watched else [], should_stop)
+        run_job(job, [recording] if is_watched else [], should_stop=should_stop)
 
 
 def check_request(config: RunConfig, formats: Sequence[str], only: Sequence[str] = ()) -> None:
@@ -188,25 +195,9 @@ def _with(config: RunConfig, name: str, **settings: Any) -> RunConfig:
     return replace(config, optimizer=parse_optimizer({"name": name, **settings}))
 
 
-@dataclass(frozen=True)
-class _Result:
-    """A run beside the analysed one, or this itself."""
-
-    summary: RunSummary
-    recorded: dict[str, Any]
-    """Histories and landscapes; empty if it was not watched."""
-
-
 def _is_recorded(folder: Path, recording: Recording) -> bool:
     """Whether a run is watched from its first step, in this way."""
     return (folder / RECORDING).is_file() and bool(_read(folder).get("watched") == recording.watched)
-
-
-def _load(folder: Path) -> dict[str, Any]:
-    values = _read(folder)
-    if "history" not in values:
-        raise DataError(f"{str(folder / RECORDING)!r} is not complete. Delete {str(folder)!r} to record it again.")
-    return values
 
 
 def _read(folder: Path) -> dict[str, Any]:
@@ -219,30 +210,14 @@ def _read(folder: Path) -> dict[str, Any]:
     return values if isinstance(values, dict) else {}
 
 
-def _figures(config: RunConfig, variants: Sequence[Variant], results: Mapping[str, _Result]) -> list[FigureData]:
-    recorded = {variant.name: results[variant.name].recorded for variant in variants if variant.is_recorded}
-    histories = {
-        name: GradientHistory.from_dict(title_of(name), values["history"]) for name, values in recorded.items()
-    }
-    watched = [make(histories[config.optimizer.name]) for make in ALONE.values()]
-    watched.append(evolution(list(histories.values())))
-    if not any(variant.has_landscapes for variant in variants):
-        return watched
-    return [
-        *watched,
-        *_sweeps(variants, results),
-        *_landscapes({title_of(name): values["landscapes"] for name, values in recorded.items()}),
-    ]
-
-
-def _sweeps(variants: Sequence[Variant], results: Mapping[str, _Result]) -> list[FigureData]:
+def _sweeps(variants: Sequence[Variant], summaries: Mapping[str, RunSummary]) -> list[FigureData]:
     turbo = [variant for variant in variants if variant.config.optimizer.name == "c_flat_turbo"]
     reference = _printed(variants[0].config).optimizer.keywords()
     figures = []
 
     def point(name: str, at: float, among: Sequence[Variant], settings: Mapping[str, Any]) -> SweepPoint:
         """Return accuracies and speeds of the variants with these settings, one for each seed."""
-        chosen = [results[one.name].summary for one in among if one.config.optimizer.keywords() == settings]
+        chosen = [summaries[one.name] for one in among if one.config.optimizer.keywords() == settings]
         speeds = [found.value("images_per_second") for found in chosen]
         return SweepPoint(name, float(at), [found.value("avg") for found in chosen], speeds)
 

@@ -68,14 +68,8 @@ def comparison_values(result: SweepResult) -> dict[str, Any]:
         }
         for row in result.rows
     ]
-    return {
-        "method": config.method.name,
-        "data": config.data.name,
-        "seeds": result.seeds,
-        "images": result.split,
-        "reference": optimizer_of(first),
-        "rows": rows,
-    }
+    subject = {"method": config.method.name, "data": config.data.name, "seeds": result.seeds}
+    return {**subject, "images": result.split, "reference": optimizer_of(first), "rows": rows}
 
 
 def write_comparison(folder: Path, result: SweepResult, headlines: Sequence[str] = ()) -> tuple[Path, Path]:
@@ -85,15 +79,11 @@ def write_comparison(folder: Path, result: SweepResult, headlines: Sequence[str]
     """
     values = comparison_values(result)
     write_json(folder / "comparison.json", values)
-    groups = [
-        RunGroup(
-            title_of(optimizer_of(row)),
-            [summary.headline.stage_accuracy.tolist() for summary in row.summaries],
-            row.values("images_per_second"),
-            row.values("evaluations_per_step"),
-        )
-        for row in result.rows
-    ]
+    groups = []
+    for row in result.rows:
+        curves = [summary.headline.stage_accuracy.tolist() for summary in row.summaries]
+        costs = row.values("images_per_second"), row.values("evaluations_per_step")
+        groups.append(RunGroup(title_of(optimizer_of(row)), curves, *costs))
     title = f"{values['method']} on {values['data']}"
     heading = f"{title}, {len(result.seeds)} seeds{', validation images' if result.split == 'validation' else ''}"
     picture = save(comparison_overview(groups, heading), folder / "comparison.png")

@@ -73,21 +73,17 @@ class RateCurves(ValidationStudy):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the content of ``rates.json``."""
-        return {
-            **super().to_dict(),
-            "rates": list(self.rates),
-            "within": self.within,
-            "optimizers": {
-                curve.optimizer: {
-                    "settings": curve.settings,
-                    "accuracy": [list(values) for values in curve.accuracy],
-                    "plateau": asdict(curve.plateau),
-                    "plateau_decades": asdict(spread([found.decades for found in curve.by_seed])),
-                    "by_seed": [asdict(found) for found in curve.by_seed],
-                }
-                for curve in self.curves
-            },
+        found = {
+            curve.optimizer: {
+                "settings": curve.settings,
+                "accuracy": [list(values) for values in curve.accuracy],
+                "plateau": asdict(curve.plateau),
+                "plateau_decades": asdict(spread([one.decades for one in curve.by_seed])),
+                "by_seed": [asdict(one) for one in curve.by_seed],
+            }
+            for curve in self.curves
         }
+        return {**super().to_dict(), "rates": list(self.rates), "within": self.within, "optimizers": found}
 
 
 def rate_curves(
@@ -137,9 +133,8 @@ def rate_curves(
         means = [float(np.mean(values)) for values in accuracy]
         by_seed = tuple(plateau(grid, values, within) for values in zip(*accuracy, strict=True))
         curves.append(RateCurve(name, own.get(name, {}), accuracy, plateau(grid, means, within), by_seed))
-    found = RateCurves(
-        first.method.name, first.data.name, protocol, metric, tuple(seeds), tuple(grid), within, tuple(curves)
-    )
+    subject = (first.method.name, first.data.name, protocol, metric, tuple(seeds))
+    found = RateCurves(*subject, tuple(grid), within, tuple(curves))
     write_json(Path(out) / "rates.json", found.to_dict())
     return found
 

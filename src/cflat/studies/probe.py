@@ -70,19 +70,11 @@ def probe_run(
     tell: Callable[[int], None] = lambda done: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> ProbeResult:
-    """Train plainly up to a task and probe its first steps.
+    """Train plainly up to a task (from 0), let ``warmup`` of its steps pass, and probe the next ones.
 
-    Args:
-        config: What would be trained; its optimizer gives lam, beta and k, and does not train.
-        radii: The radii to try; the verdict is about the first.
-        steps: Steps to look at.
-        warmup: Steps of the task to let pass before.
-        task: Index of the task, from 0.
-        tell: Told after every probed step how many are done.
-        should_stop: Asked after every step; True ends the probe with what it has.
-
-    Raises:
-        ConfigError: If the task has no step to look at.
+    The optimizer of ``config`` gives lam, beta and k, and does not train. The verdict is about the first of the radii.
+    ``tell`` is told after every probed step how many are done, and ``should_stop``, asked after every step, ends the
+    probe with what it has.
     """
     check_watchable(config.runtime)
     settings = {key: value for key, value in config.optimizer.keywords().items() if key in ("lam", "beta", "k")}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
@@ -56,29 +56,24 @@ class Interval:
 
 @settings_class
 class _File:
-    """The keys of a sweep file."""
+    """The keys of a sweep file: what to vary, around what, with which seeds."""
 
     name: str | None = None
     base: dict[str, Any] = field(default_factory=dict)
+    """What all runs share; settings under ``optimizer`` go to those that have them."""
     axes: dict[str, Any] = field(default_factory=dict)
+    """By dotted key: the values to try, or the range to draw from."""
     seeds: tuple[CountOrZero, ...] = (0,)
     sample: Annotated[Count, Field(le=10_000)] | None = None
+    """Take so many of the combinations; None takes all."""
     sample_seed: CountOrZero = 0
 
 
-@dataclass(frozen=True)
-class Sweep:
-    """What to vary, around what, with which seeds."""
+@settings_class
+class Sweep(_File):
+    """A sweep with a name and checked axes, each a tuple of values or an `Interval`."""
 
     name: str
-    base: Layer
-    """What all runs share; settings under ``optimizer`` go to those that have them."""
-    axes: Mapping[str, tuple[Any, ...] | Interval]
-    """By dotted key: the values to try, or the range to draw from."""
-    seeds: tuple[int, ...] = (0,)
-    sample: int | None = None
-    """Take so many of the combinations; None takes all."""
-    sample_seed: int = 0
     tuned: Mapping[str, Settings] = field(default_factory=dict)
     """Settings that belong to values of ``optimizer.name``, over everything else."""
 
@@ -161,7 +156,7 @@ def parse_sweep(document: Mapping[str, Any], name: str = "sweep") -> Sweep:
     ranges = [key for key, axis in axes.items() if isinstance(axis, Interval)]
     if ranges and file.sample is None:
         raise ConfigError(f"sweep.axes.{ranges[0]} is a range, so sweep.sample must say how many runs to draw.")
-    sweep = Sweep(file.name or name, file.base, axes, file.seeds, file.sample, file.sample_seed)
+    sweep = Sweep(**{**vars(file), "name": file.name or name, "axes": axes})
     _require_known_settings(sweep)
     number = math.prod(len(axis) for axis in axes.values() if not isinstance(axis, Interval))
     number = (number if file.sample is None else file.sample if ranges else min(number, file.sample)) * len(file.seeds)

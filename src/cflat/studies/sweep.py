@@ -105,14 +105,8 @@ class SweepResult:
             }
             for row in self.ranked
         ]
-        return {
-            "name": self.name,
-            "axes": self.axes,
-            "seeds": self.seeds,
-            "images": self.split,
-            "best": None if self.best is None else self.best.settings,
-            "rows": rows,
-        }
+        grid = {"name": self.name, "axes": self.axes, "seeds": self.seeds, "images": self.split}
+        return {**grid, "best": None if self.best is None else self.best.settings, "rows": rows}
 
     def to_csv(self) -> str:
         """Return the content of ``sweep.csv``: one row for each run."""

@@ -39,7 +39,7 @@ from cflat.runs.jobs import Executor, Job, finish_jobs
 from cflat.runs.run import make_stream
 from cflat.studies.compare import comparison_sweep
 from cflat.studies.space import DRAWN_DIGITS, Interval, Settings
-from cflat.studies.tuned import METRICS, PROTOCOLS, Metric, Protocol, Trial, Tuned, Tuning, validation_score
+from cflat.studies.tuned import COSTS, METRICS, PROTOCOLS, Metric, Protocol, Trial, Tuned, Tuning, validation_score
 
 LR_FACTOR, RHO_FACTOR = 10.0, 5.0
 """How far below and above the preset's learning rate and radius the search goes."""
@@ -92,7 +92,11 @@ def tune(
         ConfigError: If something is unknown or wrong, or Optuna is missing.
         DataError: If ``out`` holds another search.
     """
-    optuna = _import_optuna()
+    try:
+        optuna = import_module("optuna")
+    except ModuleNotFoundError:
+        raise ConfigError("cflat tune needs the package optuna; run: pip install 'cflat[sweep]'") from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
     require_known("protocol", protocol, PROTOCOLS)
     require_known("metric", metric, METRICS)
     require_known("sampler", sampler, SAMPLERS)
@@ -105,14 +109,8 @@ def tune(
     _require_known(ranges or {}, spaces)
     first = next(iter(configs.values()))
     stages = _stages(make_stream(first).num_tasks, protocol, prune)
-    request = {
-        "protocol": protocol,
-        "metric": metric,
-        "seeds": list(seeds),
-        "sampler": sampler,
-        "search_seed": search_seed,
-        "stages": stages,
-    }
+    judged: dict[str, Any] = {"protocol": protocol, "metric": metric, "seeds": list(seeds)}
+    request = {**judged, "sampler": sampler, "search_seed": search_seed, "stages": stages}
     with _storage(optuna, Path(out)) as storage:
         searches = [
             _Search(optuna, storage, parse_variant(name), layer, configs[name], spaces[name], request, trials, runs)
@@ -125,17 +123,9 @@ def tune(
                 finish_jobs([job for attempt in running for job in attempt.jobs(stage)], executor)
                 running = [attempt for attempt in running if attempt.goes_on(stage)]
         found = {search.variant.text: search.result() for search in searches}
-    tuning = Tuning(
-        first.method.name,
-        first.data.name,
-        protocol,
-        metric,
-        tuple(seeds),
-        trials,
-        shared,
-        {name: {key: _plain(range_) for key, range_ in space.items()} for name, space in spaces.items()},
-        found,
-    )
+    subject = (first.method.name, first.data.name, protocol, metric, tuple(seeds))
+    searched = {name: {key: _plain(range_) for key, range_ in space.items()} for name, space in spaces.items()}
+    tuning = Tuning(*subject, trials, shared, searched, found)
     write_json(Path(out) / "tuned.json", tuning.to_dict())
     return tuning
 
@@ -312,18 +302,11 @@ class _Attempt:
         tasks = [folder.load_tasks()[:stage] for folder in folders]
         has_diverged = any(folder.diverged_file.is_file() for folder in folders)
         scores = [validation_score(folder, self.search.request["metric"], stage) for folder in folders]
-        costs = {
-            name: sum(own[-1][name] for own in tasks if own) for name in ("steps", "images", "evaluations", "seconds")
-        }
-        return Trial(
-            self.trial.number,
-            self.settings,
-            "diverged" if has_diverged else "complete",
-            0.0 if has_diverged else mean(scores),
-            min(len(own) for own in tasks),
-            **costs,
-            runs=tuple(str(folder.path) for folder in folders),
-        )
+        state: Literal["complete", "diverged"] = "diverged" if has_diverged else "complete"
+        score = 0.0 if has_diverged else mean(scores)
+        costs = {name: sum(own[-1][name] for own in tasks if own) for name in COSTS}
+        runs = tuple(str(folder.path) for folder in folders)
+        return Trial(self.trial.number, self.settings, state, score, min(map(len, tasks)), **costs, runs=runs)
 
     def _folder(self, seed: int) -> Path:
         return self.search.folder / f"{self.search.variant.slug}-{self.trial.number:03d}-seed{seed}"
@@ -334,12 +317,12 @@ def _space(variant: Variant, config: RunConfig, ranges: Mapping[str, Range]) -> 
     if config.base.first_lr is not None and "base.first_lr" not in ranges:
         raise ConfigError("base.first_lr is set, so base.lr says nothing about the first task; leave it out to tune.")
     known = flatten(config.to_dict())
-    usual: dict[str, Range] = {
+    space: dict[str, Range] = {
         key: Interval(low=value / factor, high=value * factor, scale="log")
         for key, factor in (("base.lr", LR_FACTOR), ("optimizer.rho", RHO_FACTOR))
         if isinstance(value := known.get(key), float) and value > 0
     }
-    space = {**usual, **{key: range_ for key, range_ in ranges.items() if key in known}}
+    space |= {key: range_ for key, range_ in ranges.items() if key in known}
     return {key: range_ for key, range_ in space.items() if key not in variant.settings}
 
 
@@ -407,12 +390,3 @@ def _storage(optuna: Any, out: Path) -> Iterator[Any]:
     finally:
         storage.remove_session()
         storage.engine.dispose()
-
-
-def _import_optuna() -> Any:
-    try:
-        optuna = import_module("optuna")
-    except ModuleNotFoundError:
-        raise ConfigError("cflat tune needs the package optuna; run: pip install 'cflat[sweep]'") from None
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    return optuna

@@ -27,6 +27,7 @@ METRICS: dict[str, str] = {
     "last": "accuracy on all validation images after the last task",
 }
 """Numbers that can be maximised."""
+COSTS = ("steps", "images", "evaluations", "seconds")
 
 
 @dataclass(frozen=True)
@@ -76,8 +77,7 @@ class Tuned:
     @property
     def budget(self) -> dict[str, float]:
         """What the search has cost."""
-        costs = ("steps", "images", "evaluations", "seconds")
-        spent = {name: sum(getattr(trial, name) for trial in self.trials) for name in costs}
+        spent = {name: sum(getattr(trial, name) for trial in self.trials) for name in COSTS}
         ended = {state: sum(trial.state == state for trial in self.trials) for state in ("pruned", "diverged")}
         return {"trials": len(self.trials), **ended, **spent}
 
@@ -96,13 +96,9 @@ class ValidationStudy:
 
     def to_dict(self) -> dict[str, Any]:
         """Return how its file begins."""
-        return {
-            "method": self.method,
-            "data": self.data,
-            "protocol": self.protocol,
-            "chosen_by": {"images": "validation", "metric": self.metric, "meaning": PROTOCOLS[self.protocol]},
-            "seeds": list(self.seeds),
-        }
+        chosen_by = {"images": "validation", "metric": self.metric, "meaning": PROTOCOLS[self.protocol]}
+        subject = {"method": self.method, "data": self.data, "protocol": self.protocol}
+        return {**subject, "chosen_by": chosen_by, "seeds": list(self.seeds)}
 
 
 @dataclass(frozen=True)
@@ -140,41 +136,21 @@ class Tuning(ValidationStudy):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the content of ``tuned.json``."""
-        return {
-            **super().to_dict(),
-            "num_trials": self.num_trials,
-            "shared": self.shared,
-            "optimizers": {
-                name: {
-                    "settings": tuned.best.settings,
-                    "validation": tuned.best.score,
-                    "trial": tuned.best.number,
-                    "budget": tuned.budget,
-                    "ranges": self.ranges[name],
-                    "trials": [asdict(trial) for trial in tuned.trials],
-                }
-                for name, tuned in self.optimizers.items()
-            },
-        }
+        found = {}
+        for name, tuned in self.optimizers.items():
+            best, trials = tuned.best, [asdict(trial) for trial in tuned.trials]
+            chosen = {"settings": best.settings, "validation": best.score, "trial": best.number}
+            found[name] = {**chosen, "budget": tuned.budget, "ranges": self.ranges[name], "trials": trials}
+        return {**super().to_dict(), "num_trials": self.num_trials, "shared": self.shared, "optimizers": found}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Tuning:
         """Take over what `to_dict` returned."""
-        found = {
-            name: Tuned(name, tuple(map(Trial.from_dict, entry["trials"])))
-            for name, entry in values["optimizers"].items()
-        }
-        return cls(
-            values["method"],
-            values["data"],
-            values["protocol"],
-            values["chosen_by"]["metric"],
-            tuple(values["seeds"]),
-            values["num_trials"],
-            values["shared"],
-            {name: entry["ranges"] for name, entry in values["optimizers"].items()},
-            found,
-        )
+        entries, metric = values["optimizers"].items(), values["chosen_by"]["metric"]
+        subject = (values["method"], values["data"], values["protocol"], metric, tuple(values["seeds"]))
+        ranges = {name: entry["ranges"] for name, entry in entries}
+        found = {name: Tuned(name, tuple(map(Trial.from_dict, entry["trials"]))) for name, entry in entries}
+        return cls(*subject, values["num_trials"], values["shared"], ranges, found)
 
 
 def require_tuned(names: Sequence[str], tuning: Tuning) -> None:

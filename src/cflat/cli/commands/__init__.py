@@ -1,1 +1,1 @@
-"""The commands: one small file each, with a function `command` and its ``EXAMPLES``."""
+"""The commands: one small file each, with a function `command` and its ``EXAMPLES`` for the help."""

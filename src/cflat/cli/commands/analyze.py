@@ -4,28 +4,23 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from cflat._errors import ConfigError
 from cflat.cli.jobs import stoppable, tell_variant
-from cflat.cli.options import Json, Quiet, comma_names, comma_numbers, takes_settings, usual_folder
+from cflat.cli.options import RUN, Json, Quiet, comma_names, comma_numbers, takes_settings, usual_folder
 from cflat.cli.output import console, emit_json, next_command, table
 
-if TYPE_CHECKING:
-    from cflat.config.run_config import RunConfig
-    from cflat.figures import FigureData
-
-EXAMPLES = """\b
-Examples:
+EXAMPLES = """\
   cflat analyze runs/icarl-digits-c_flat_turbo-seed0
   cflat analyze --method icarl --data digits --optimizer c_flat_turbo
   cflat analyze runs/ease-cifar100-c_flat_turbo-seed0 --every 10 --formats svg,pdf
 """
 
 
-@takes_settings("method", "data", "optimizer", "preset", "weights", "data_root")
+@takes_settings("method", "data", "optimizer", "preset", "weights", "data_root", words=RUN)
 def command(
     layer: dict[str, Any],
     folders: list[str],
@@ -39,50 +34,29 @@ def command(
     json: Json = False,
 ) -> None:
     """Record gradients and loss landscapes of a run, vary its optimizer, and draw all figures into DIR/analysis."""
-    resolved, folder = _subject(folders, layer, out)
-    figures = _analyze(resolved, folder, every, comma_numbers("--seeds", seeds), comma_names(formats), quiet or json)
-    if json:
-        emit_json({"out": str(folder / "analysis"), "figures": [figure.name for figure in figures]})
-        return
-    rows = [[figure.name, figure.title] for figure in figures]
-    console().print(table(f"Figures in {folder / 'analysis'}", ["name", "what it shows"], rows, num_text=2))
-    next_command(["cflat", "report", str(folder), "-o", "report.html"])
-
-
-def _subject(folders: list[str], layer: dict[str, Any], out: Path | None) -> tuple[RunConfig, Path]:
-    """Return the run to analyse and its folder."""
     from cflat.config.presets import resolve_config
     from cflat.runs.folder import RunFolder
+    from cflat.runs.lock import owned
+    from cflat.studies.analyze import analyze, check_request, record_run
 
     if folders:
         if len(folders) > 1 or layer or out is not None:
             raise ConfigError("Give one run directory and nothing else, or the settings of a new run.")
-        return RunFolder(Path(folders[0])).load_config(), Path(folders[0])
-    resolved = resolve_config(layer)
-    folder = out or usual_folder("analyze", layer)
-    existing = RunFolder(folder)
-    if existing.config_file.is_file() and existing.load_config() != resolved:
-        raise ConfigError(f"{str(folder)!r} holds a run with another configuration; choose another --out.")
-    return resolved, folder
-
-
-def _analyze(
-    config: RunConfig, folder: Path, every: int, seeds: list[int], formats: list[str], is_silent: bool
-) -> list[FigureData]:
-    from cflat.runs.lock import owned
-    from cflat.studies.analyze import analyze, check_request, record_run
-
-    check_request(config, formats)
+        resolved, folder = RunFolder(Path(folders[0])).load_config(), Path(folders[0])
+    else:
+        resolved, folder = resolve_config(layer), out or usual_folder("analyze", layer)
+    place, endings, more = folder / "analysis", comma_names(formats), comma_numbers("--seeds", seeds)
+    check_request(resolved, endings)
+    tell = partial(tell_variant, is_silent=quiet or json)
     with stoppable() as stop:
-        record_run(config, folder, every=every, should_stop=stop)
-        with owned(folder / "analysis"):
-            return analyze(
-                config,
-                folder / "analysis",
-                subject=folder,
-                every=every,
-                seeds=seeds,
-                formats=formats,
-                tell=partial(tell_variant, is_silent=is_silent),
-                should_stop=stop,
+        record_run(resolved, folder, every=every, should_stop=stop)
+        with owned(place):
+            figures = analyze(
+                resolved, place, subject=folder, every=every, seeds=more, formats=endings, tell=tell, should_stop=stop
             )
+    if json:
+        emit_json({"out": str(place), "figures": [figure.name for figure in figures]})
+        return
+    rows = [[figure.name, figure.title] for figure in figures]
+    console().print(table(f"Figures in {place}", ["name", "what it shows"], rows, num_text=2))
+    next_command(["cflat", "report", str(folder), "-o", "report.html"])

@@ -9,8 +9,7 @@ import typer
 from cflat.cli.options import Json
 from cflat.cli.output import emit_json, next_command
 
-EXAMPLES = """\b
-Examples:
+EXAMPLES = """\
   cflat check-data cub200 --root ~/data
   cflat check-data npz:photos.npz
   cflat check-data imagenet_r --root ~/data --fast

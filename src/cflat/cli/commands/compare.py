@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from cflat.studies.sweep import SweepResult
 
 DEFAULT = "none,c_flat,c_flat_turbo"
-EXAMPLES = """\b
-Examples:
+OPTIMIZERS = "Comma-separated, the first is the reference; c_flat_turbo:rules=steady carries settings; default "
+EXAMPLES = """\
   cflat compare --method icarl --data digits --optimizers none,c_flat,c_flat_turbo --seeds 0,1,2
   cflat compare --method ease --data cifar100 --preset cpu --weights vit_tiny.safetensors optimizer.rho=0.1
   cflat compare --method icarl --data digits --optimizers c_flat,c_flat_turbo:rules=paper,c_flat_turbo:rules=steady
@@ -28,15 +28,7 @@ Examples:
 @takes_settings("method", "data", "preset", "weights", "data_root")
 def command(
     layer: dict[str, Any],
-    optimizers: Annotated[
-        str | None,
-        typer.Option(
-            "--optimizers",
-            "-o",
-            help="Comma-separated, the first is the reference; c_flat_turbo:rules=steady carries settings; "
-            "default none,c_flat,c_flat_turbo",
-        ),
-    ] = None,
+    optimizers: Annotated[str | None, typer.Option("--optimizers", "-o", help=OPTIMIZERS + DEFAULT)] = None,
     seeds: Annotated[str, typer.Option(help="Comma-separated")] = "0,1,2",
     tuned: Annotated[Path | None, typer.Option(help="Settings of each optimizer: tuned.json of cflat tune")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the runs; default runs/compare-METHOD-DATA")] = None,
@@ -82,19 +74,14 @@ def show_comparison(result: SweepResult) -> None:
     from cflat.metrics import HEADLINES, METRICS
     from cflat.studies.compare import optimizer_of
 
-    reference, *others = result.rows
-    config = reference.summaries[0].config
-    n = len(result.seeds)
-    out = console()
+    first, *others = result.rows
+    config, n, out = first.summaries[0].config, len(result.seeds), console()
     what = f"mean ± deviation over {n} seeds, accuracies on {result.split} images in percent"
-    title = f"{config.method.name} on {config.data.name}: {what}"
     rows = [[optimizer_of(row), *spread_cells(row.spreads)] for row in result.rows]
+    title = f"{config.method.name} on {config.data.name}: {what}"
     out.print(table(title, ["optimizer", *SPREAD_COLUMNS], rows))
     if others:
-        title = f"difference to {optimizer_of(reference)}, seed by seed, in points (p: paired t-test, n = {n})"
-        rows = [
-            [optimizer_of(row), *(row.difference(reference, name).text(scale=100) for name in HEADLINES)]
-            for row in others
-        ]
+        title = f"difference to {optimizer_of(first)}, seed by seed, in points (p: paired t-test, n = {n})"
+        rows = [[optimizer_of(one), *(one.difference(first, m).text(scale=100) for m in HEADLINES)] for one in others]
         out.print()
         out.print(table(title, ["optimizer", *(METRICS[name].title for name in HEADLINES)], rows))

@@ -15,8 +15,7 @@ from cflat.cli.output import console, emit_json, next_command
 if TYPE_CHECKING:
     from cflat.studies.sweep import SweepResult
 
-EXAMPLES = """\b
-Examples:
+EXAMPLES = """\
   cflat demo
   cflat demo --out /tmp/demo --json
 """
@@ -60,16 +59,16 @@ def command(
 
 def story(result: SweepResult) -> list[str]:
     """Say what was gained, what it cost, and why Turbo is where it is."""
-    plain, exact, turbo = result.rows
-    found = turbo.difference(plain, "avg")
-    n = len(result.seeds)
+    plain, exact, turbo = (f"{100 * row.spreads['avg'].mean:.1f} %" for row in result.rows)
+    _, exact_cost, turbo_cost = (f"{row.spreads['evaluations_per_step'].mean:.2f}" for row in result.rows)
+    found = result.rows[2].difference(result.rows[0], "avg")
     verb = "gains" if found.mean >= 0 else "loses"
     gain = (
         f"C-Flat Turbo {verb} {abs(100 * found.mean):.1f} points of average accuracy over the stream against plain SGD "
-        f"({_percent(turbo, 'avg')} against {_percent(plain, 'avg')}; {n} seeds, p = {found.p:.2g}) for "
-        f"{_cost(turbo)} evaluations per step; exact C-Flat takes {_cost(exact)} and has {_percent(exact, 'avg')}."
+        f"({turbo} against {plain}; {len(result.seeds)} seeds, p = {found.p:.2g}) for {turbo_cost} evaluations per "
+        f"step; exact C-Flat takes {exact_cost} and has {exact}."
     )
-    errors = [summary.value("surrogate_error") for summary in turbo.summaries]
+    errors = result.rows[2].values("surrogate_error")
     why = (
         "Why: on most steps Turbo predicts what C-Flat would add to the gradient, from what its last refreshes have "
         f"measured (error {sum(errors) / len(errors):.2f}; plain training has 1): mostly a longer step where the loss "
@@ -82,11 +81,3 @@ def story(result: SweepResult) -> list[str]:
         "docs/results/README.md."
     )
     return [gain, why, fair]
-
-
-def _percent(row: Any, metric: str) -> str:
-    return f"{100 * row.spreads[metric].mean:.1f} %"
-
-
-def _cost(row: Any) -> str:
-    return f"{row.spreads['evaluations_per_step'].mean:.2f}"

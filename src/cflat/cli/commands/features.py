@@ -10,15 +10,19 @@ import typer
 from cflat.cli.options import Json, Quiet, takes_settings
 from cflat.cli.output import emit_json, next_command
 
-EXAMPLES = """\b
-Examples:
+EXAMPLES = """\
   cflat features --data cifar100 --data-root ~/data --backbone vit_tiny --weights vit_tiny.safetensors --image-size 112
   cflat features --data folder:photos --backbone vit_base --weights timm --out photos.npz data.train_per_class=50
   cflat run --method replay --data features:photos.npz
 """
 
 
-@takes_settings("data", "backbone", "weights", "image_size", "data_root", file=False)
+KEYS = typer.Argument(
+    metavar="KEY=VALUE", help="Any key of data, backbone and runtime, for example data.train_per_class=50"
+)
+
+
+@takes_settings("data", "backbone", "weights", "image_size", "data_root", words=KEYS, file=False)
 def command(
     layer: dict[str, Any],
     out: Annotated[Path | None, typer.Option(help="The file; default features/DATA-BACKBONE-KEY.npz")] = None,

@@ -12,8 +12,7 @@ from cflat._registry import require_known
 from cflat.cli.options import Json
 from cflat.cli.output import console, emit_json, next_command, table
 
-EXAMPLES = """\b
-Examples:
+EXAMPLES = """\
   cflat list                         what can be listed
   cflat list optimizers
   cflat list recipes                 the tables and figures of the paper
@@ -31,17 +30,12 @@ def command(
 ) -> None:
     """List optimizers, methods, datasets, backbones, presets, recipes (tables and figures), inputs or keys."""
     if what is None:
-        _show([{"list": name, "what": text} for name, text in WHAT.items()], json, "cflat list optimizers")
+        _show([{"list": name, "what": text} for name, (_, text) in LISTS.items()], json, "cflat list optimizers")
         return
     require_known("list", what, LISTS)
     if of is not None and what != "keys":
         raise ConfigError(f"A name goes with keys only: cflat list keys {of}")
-    _show(_keys(of) if what == "keys" else LISTS[what](), json, NEXT[what])
-
-
-def list_recipes(as_json: bool) -> None:
-    """Show the tables and figures of the paper, and how to run one."""
-    _show(_recipes(), as_json, NEXT["recipes"])
+    _show(_keys(of) if what == "keys" else LISTS[what][0](), json, NEXT[what])
 
 
 def _show(rows: Rows, as_json: bool, following: str) -> None:
@@ -57,50 +51,33 @@ def _show(rows: Rows, as_json: bool, following: str) -> None:
 def _optimizers() -> Rows:
     from cflat.optim import get_optimizer_spec, list_optimizers, optimizer_settings
 
-    specs = [get_optimizer_spec(name) for name in list_optimizers()]
-    return [
-        {
-            "name": spec.name,
-            "summary": spec.summary,
-            "evaluations": spec.evaluations,
-            "keys": [key for key in optimizer_settings(spec.name) if key != "options"],
-            "paper": spec.paper,
-        }
-        for spec in specs
-    ]
+    rows = []
+    for spec in map(get_optimizer_spec, list_optimizers()):
+        keys = [key for key in optimizer_settings(spec.name) if key != "options"]
+        about = {"name": spec.name, "summary": spec.summary, "evaluations": spec.evaluations}
+        rows.append({**about, "keys": keys, "paper": spec.paper})
+    return rows
 
 
 def _methods() -> Rows:
     from cflat.methods import get_method_spec, list_methods
 
-    specs = [get_method_spec(name) for name in list_methods()]
-    return [
-        {
-            "name": spec.name,
-            "summary": spec.summary,
-            "scenarios": list(spec.scenarios),
-            "backbones": list(spec.families),
-            "memory": spec.needs_memory,
-            "pretrained": spec.is_pretrained,
-        }
-        for spec in specs
-    ]
+    rows = []
+    for spec in map(get_method_spec, list_methods()):
+        about = {"name": spec.name, "summary": spec.summary, "scenarios": spec.scenarios, "backbones": spec.families}
+        rows.append({**about, "memory": spec.needs_memory, "pretrained": spec.is_pretrained})
+    return rows
 
 
 def _datasets() -> Rows:
     from cflat.data import list_datasets
 
-    return [
-        {
-            "name": f"{spec.name}:PATH" if spec.takes_path else spec.name,
-            "title": spec.title,
-            "classes": spec.num_classes,
-            "train": spec.num_train,
-            "test": spec.num_test,
-            "layout": spec.layout,
-        }
-        for spec in list_datasets()
-    ]
+    rows = []
+    for spec in list_datasets():
+        counts = {"classes": spec.num_classes, "train": spec.num_train, "test": spec.num_test}
+        name = f"{spec.name}:PATH" if spec.takes_path else spec.name
+        rows.append({"name": name, "title": spec.title, **counts, "layout": spec.layout})
+    return rows
 
 
 def _backbones() -> Rows:
@@ -130,30 +107,19 @@ def _recipes() -> Rows:
 def _keys(of: str | None = None) -> Rows:
     from cflat.config.describe import describe_keys
 
-    return [
-        {"key": key.path, "default": key.default, "type": key.type, "meaning": key.meaning} for key in describe_keys(of)
-    ]
+    keys = [(key.path, key.default, key.type, key.meaning.replace("`", "")) for key in describe_keys(of)]
+    return [dict(zip(("key", "default", "type", "meaning"), key, strict=True)) for key in keys]
 
 
-LISTS: dict[str, Callable[[], Rows]] = {
-    "optimizers": _optimizers,
-    "methods": _methods,
-    "datasets": _datasets,
-    "backbones": _backbones,
-    "presets": _presets,
-    "recipes": _recipes,
-    "inputs": _inputs,
-    "keys": _keys,
-}
-WHAT = {
-    "optimizers": "sharpness- and flatness-aware optimizers, with their cost",
-    "methods": "continual-learning methods",
-    "datasets": "datasets, and where their files are expected",
-    "backbones": "networks",
-    "presets": "complete sets of settings for a method and dataset",
-    "recipes": "tables and figures of the paper",
-    "inputs": "input recipes: crops, augmentation and normalization",
-    "keys": "every key of a configuration; with a name: those of a method or an optimizer",
+LISTS: dict[str, tuple[Callable[[], Rows], str]] = {
+    "optimizers": (_optimizers, "sharpness- and flatness-aware optimizers, with their cost"),
+    "methods": (_methods, "continual-learning methods"),
+    "datasets": (_datasets, "datasets, and where their files are expected"),
+    "backbones": (_backbones, "networks"),
+    "presets": (_presets, "complete sets of settings for a method and dataset"),
+    "recipes": (_recipes, "tables and figures of the paper"),
+    "inputs": (_inputs, "input recipes: crops, augmentation and normalization"),
+    "keys": (_keys, "every key of a configuration; with a name: those of a method or an optimizer"),
 }
 NEXT = {
     "optimizers": "cflat list keys c_flat_turbo",

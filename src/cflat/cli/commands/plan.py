@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,8 +14,7 @@ if TYPE_CHECKING:
     from cflat.config.run_config import RunConfig
     from cflat.runs.estimate import Estimate
 
-EXAMPLES = """\b
-Examples:
+EXAMPLES = """\
   cflat plan --method icarl --data digits --optimizer c_flat_turbo
   cflat plan --method ease --data cifar100 --optimizer c_flat --preset cpu --weights vit_tiny.safetensors
   cflat plan --method memo --data npz:photos.npz --weights timm --budget 120 train.epochs=5 --json
@@ -36,7 +36,7 @@ def command(
     resolved = resolve_config(layer)
     found = estimate(resolved, budget)
     if json:
-        emit_json({"config": resolved.to_dict(), **found.to_dict()})
+        emit_json({"config": resolved.to_dict(), **asdict(found)})
     else:
         _show(resolved, found)
 
@@ -47,39 +47,29 @@ def _show(config: RunConfig, found: Estimate) -> None:
     out = console()
     step = -(-len(found.tasks) // MANY_TASKS)
     shown = [task for task in found.tasks if task.task % step == 0 or task is found.tasks[-1]]
-    rows = [
-        [
-            str(task.task),
-            str(task.steps),
-            f"{task.evaluations:.0f}",
-            f"{task.flops:.2e}",
-            _time(task.seconds),
-            _size(task.state_bytes),
-        ]
-        for task in shown
-    ]
+    rows = []
+    for task in shown:
+        counts = [str(task.task), str(task.steps), f"{task.evaluations:.0f}", f"{task.flops:.2e}"]
+        rows.append([*counts, _time(task.seconds), _size(task.state_bytes)])
     title = f"{config.method.name} on {config.data.name} with {config.optimizer.name}: {len(found.tasks)} tasks"
     out.print(table(title, ["task", "steps", "evaluations", "FLOPs", "time", "state"], rows))
-    parts = ", ".join(f"{name} {_time(seconds)}" for name, seconds in found.parts.items())
-    measured = ", ".join(map(str, found.measured_tasks))
     lines = {
         "training": f"{found.steps} steps, {found.evaluations:.0f} evaluations "
         f"({found.evaluations_per_step:.2f} per step), {found.flops:.2e} FLOPs",
         "trained parameters": f"{found.trainable_parameters:,}",
         "time here": f"{_time(found.seconds)}, as busy as the machine is now; {_time(found.cpu_seconds)} of CPU time",
-        "of that": parts,
+        "of that": ", ".join(f"{name} {_time(seconds)}" for name, seconds in found.parts.items()),
         "memory": f"{_size(found.peak_memory_bytes)} at most, {_size(found.state_bytes)} of it the method's state",
         "disk": f"{_size(found.checkpoint_bytes)} a checkpoint, {_size(found.folder_bytes)} the run directory, "
         f"{_size(found.written_bytes)} written in all",
-        "measured": f"a few steps and test images of tasks {measured}",
+        "measured": f"a few steps and test images of tasks {', '.join(map(str, found.measured_tasks))}",
     }
     if found.ranks > 1:
         lines["ranks"] = f"{found.ranks}; the time does not count what they tell each other"
     width = max(map(len, lines))
     for name, text in lines.items():
         out.print(f"{name:<{width}}  {text}")
-    again = reproduce_command(config)
-    if again is not None:
+    if (again := reproduce_command(config)) is not None:
         next_command(again)
 
 

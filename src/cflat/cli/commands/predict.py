@@ -13,8 +13,7 @@ from cflat._errors import ConfigError
 from cflat.cli.options import Json
 from cflat.cli.output import console, emit_json, table
 
-EXAMPLES = """\b
-Examples:
+EXAMPLES = """\
   cflat predict runs/icarl-digits-none-seed0 photos/
   cflat predict runs/ease-cub200-c_flat_turbo-seed0 bird.jpg other.jpg --top 3
   cflat predict runs/ease-cub200-c_flat_turbo-seed0 photos/ --csv > answers.csv

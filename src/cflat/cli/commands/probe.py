@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cflat._errors import ConfigError
+from cflat._files import write_json
 from cflat.cli.options import Json, Quiet, takes_settings, usual_folder
 from cflat.cli.output import console, emit_json, next_command, note, table, tell_stopping
 
 if TYPE_CHECKING:
     from cflat.analysis.probe import ProbeResult
 
-EXAMPLES = """\b
-Examples:
+EXAMPLES = """\
   cflat probe --method icarl --data digits
   cflat probe --method ease --data cifar100 --preset cpu --weights vit_tiny.safetensors --radii 0.05,0.2,1
 """
@@ -41,27 +41,31 @@ def command(
     from cflat.config.commands import compare_command
     from cflat.config.documents import merge
     from cflat.config.presets import radius_of, resolve_config
+    from cflat.figures.probes import probe_figure
+    from cflat.figures.static import save
     from cflat.runs.interrupts import StopRequest
     from cflat.studies.probe import probe_run
 
     resolved = resolve_config(merge(layer, {"optimizer": "c_flat_turbo"}))
     grid = _radii(radii, radius_of(resolved))
     folder = out or usual_folder("probe", layer)
-    told = 0
 
     def tell(done: int) -> None:
-        nonlocal told
-        if not (quiet or json) and (done == steps or done >= told + max(1, steps // 4)):
-            told = done
+        if not (quiet or json) and (done == steps or done % max(1, steps // 4) == 0):
             note(f"probed {done} of {steps} steps")
 
     with StopRequest(tell_stopping) as stop:
         found = probe_run(resolved, grid, steps=steps, warmup=warmup, task=task, tell=tell, should_stop=stop)
-    picture = _write(folder, found, f"{resolved.method.name} on {resolved.data.name}, task {task + 1}")
+    subject = f"{resolved.method.name} on {resolved.data.name}"
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "probe.json", found.to_dict())
+    figure = probe_figure(found.to_dict(), f"{subject}, task {task + 1}")
+    save(figure, folder / "probe.svg")
+    picture = save(figure, folder / "probe.png")
     if json:
         emit_json({"out": str(folder), "figure": str(picture), **found.to_dict()})
         return
-    _show(found, resolved.method.name, resolved.data.name)
+    _show(found, subject)
     console().print(f"Figure: {picture}")
     radius = found.suggested_rho if found.suggested_rho is not None else grid[0]
     next_command(compare_command(resolved, ("none", "c_flat", "c_flat_turbo"), rho=radius))
@@ -81,7 +85,7 @@ def _radii(text: str | None, configured: float) -> tuple[float, ...]:
     return radii
 
 
-def _show(found: ProbeResult, method: str, data: str) -> None:
+def _show(found: ProbeResult, subject: str) -> None:
     rows = [
         [
             f"{row.rho:g}",
@@ -94,19 +98,9 @@ def _show(found: ProbeResult, method: str, data: str) -> None:
         for row in sorted(found.rows, key=lambda row: row.rho)
     ]
     out = console()
-    columns = [
-        "radius",
-        "optimizer",
-        "cos plain",
-        "length",
-        "cos C-Flat",
-        "e",
-        "e across g",
-        "sharpness on %",
-        "flatness on %",
-        "evaluations/step",
-    ]
-    out.print(table(f"{method} on {data}: means over {found.steps} steps", columns, rows, num_text=2))
+    columns = ["radius", "optimizer", "cos plain", "length", "cos C-Flat", "e", "e across g"]
+    columns += ["sharpness on %", "flatness on %", "evaluations/step"]
+    out.print(table(f"{subject}: means over {found.steps} steps", columns, rows, num_text=2))
     out.print(
         "  cos plain, length: with and over the plain gradient; cos C-Flat: with exact C-Flat at that radius\n"
         "  e: distance of what is added to the gradient from what C-Flat adds, relative to it (plain training: 1);\n"
@@ -116,18 +110,6 @@ def _show(found: ProbeResult, method: str, data: str) -> None:
         turns = ", ".join(f"{name} {_number(value, 3)}" for name, value in entry.cosines.items())
         out.print(f"  radius {entry.rho:g}, cosine with {entry.interval} steps earlier: {turns}")
     out.print(f"\n{found.verdict}")
-
-
-def _write(folder: Path, found: ProbeResult, title: str) -> Path:
-    from cflat._files import write_json
-    from cflat.figures.probes import probe_figure
-    from cflat.figures.static import save
-
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "probe.json", found.to_dict())
-    figure = probe_figure(found.to_dict(), title)
-    save(figure, folder / "probe.svg")
-    return save(figure, folder / "probe.png")
 
 
 def _number(value: float, digits: int) -> str:

@@ -10,8 +10,7 @@ import typer
 from cflat.cli.options import Json
 from cflat.cli.output import console, emit_json, next_command, note
 
-EXAMPLES = """\b
-Examples:
+EXAMPLES = """\
   cflat report runs/compare-icarl-digits
   cflat report runs/ease-cifar100-none-seed0 runs/ease-cifar100-c_flat_turbo-seed0 -o ease.html --title "EASE"
   cflat report runs/compare-icarl-digits --tables tables      accuracy.tex, accuracy.csv, cost.tex, ...

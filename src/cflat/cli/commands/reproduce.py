@@ -9,20 +9,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cflat._errors import ConfigError
-from cflat.cli.commands.listing import list_recipes
+from cflat.cli.commands import listing
 from cflat.cli.jobs import ExecutorName, Gpus, job_executor, stoppable, tell_variant
 from cflat.cli.options import DataRoot, Json, Overrides, Quiet, Weights, chosen_layer, comma_names, comma_numbers
 from cflat.cli.output import console, emit_json, next_command, table
 
 if TYPE_CHECKING:
     from cflat.figures import FigureData
-    from cflat.paper.exhibits import Exhibit
-    from cflat.paper.reproduce import Plan, Reproduction, Request
+    from cflat.paper.reproduce import Plan, Reproduction
 
 FORMATS = ("svg", "png")
 
-EXAMPLES = """\b
-Examples:
+EXAMPLES = """\
   cflat reproduce table1 --scale smoke                   seconds, no files: does everything run?
   cflat reproduce table1 --scale cpu --rows ease --columns cifar100 --weights vit_tiny.safetensors
   cflat reproduce table3 --weights timm --executor ray   the paper's settings, on a cluster
@@ -53,12 +51,12 @@ def command(
 ) -> None:
     """Reproduce a table or figure of the paper at a scale of your choice, next to the published numbers."""
     if name is None:
-        list_recipes(json)
+        listing.command("recipes", json=json)
         return
     from cflat.paper.exhibits import load_exhibit
     from cflat.paper.reproduce import Request, plan_exhibit, reproduce, watched_config
     from cflat.paper.tables import write_reproduction
-    from cflat.studies.analyze import check_request
+    from cflat.studies.analyze import analyze, check_request
 
     chosen = chosen_layer(None, overrides, data_root=data_root)
     request = Request(scale, weights, chosen, tuple(comma_numbers("--seeds", seeds)))
@@ -69,14 +67,21 @@ def command(
         raise ConfigError(f"{exhibit.name} has no rows and columns to choose from.")
     plan = plan_exhibit(exhibit, request, out / "runs")
     if exhibit.figures:  # before anything is trained
-        check_request(watched_config(exhibit, request), FORMATS, exhibit.figures)
+        watched = watched_config(exhibit, request)
+        check_request(watched, FORMATS, exhibit.figures)
     if dry_run:
         _show_plan(plan, json)
         return
     folder = out / f"{exhibit.name}-{plan.scale}"
     with job_executor(executor, folder, quiet or json, gpus) as run_on:
         found = reproduce(plan, run_on)
-        figures = _watch(exhibit, request, folder, is_silent=quiet or json)
+        figures: list[FigureData] = []
+        if exhibit.figures:
+            tell, every = partial(tell_variant, is_silent=quiet or json), 1 if scale == "smoke" else 5
+            with stoppable() as stop:
+                figures = analyze(
+                    watched, folder, every=every, formats=FORMATS, only=exhibit.figures, tell=tell, should_stop=stop
+                )
         files = write_reproduction(folder, plan, found, figures)
     if json:
         emit_json({"out": str(folder), "files": {kind: str(file) for kind, file in files.items()}, **found.to_dict()})
@@ -84,26 +89,6 @@ def command(
     _show(found, figures, folder)
     console().print(f"Results: {folder}\nPage:    {files['page']}")
     next_command("cflat list recipes")
-
-
-def _watch(exhibit: Exhibit, request: Request, folder: Path, *, is_silent: bool) -> list[FigureData]:
-    """Train the runs whose gradients the exhibit's figures show, and draw these."""
-    from cflat.paper.reproduce import watched_config
-    from cflat.studies.analyze import analyze
-
-    if not exhibit.figures:
-        return []
-
-    with stoppable() as stop:
-        return analyze(
-            watched_config(exhibit, request),
-            folder,
-            every=1 if request.scale == "smoke" else 5,
-            formats=FORMATS,
-            only=exhibit.figures,
-            tell=partial(tell_variant, is_silent=is_silent),
-            should_stop=stop,
-        )
 
 
 def _show(found: Reproduction, figures: list[FigureData], folder: Path) -> None:

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from cflat.runs.folder import RunSummary
     from cflat.train import Observer
 
-EXAMPLES = """\b
-Examples:
+EXAMPLES = """\
   cflat run --method icarl --data digits
   cflat run --method ease --data cifar100 --optimizer c_flat_turbo --weights timm --data-root ~/data
   cflat run --method memo --data npz:photos.npz --preset cpu --weights vit_tiny.safetensors train.epochs=5
@@ -40,11 +39,12 @@ def command(
     json: Json = False,
 ) -> None:
     """Train a method on a stream of tasks and evaluate it after each."""
-    from cflat.cli.progress import close_all
+    from cflat.cli.progress import close_all, make_progress
     from cflat.config.presets import resolve_config
     from cflat.runs.changes import change_config, changed_keys
     from cflat.runs.folder import RunFolder
     from cflat.runs.run import run
+    from cflat.runs.trackers import TrackerObserver, create_tracker, require_tracker
 
     if resume is not None:
         if out is not None:
@@ -58,7 +58,10 @@ def command(
     if dry_run:
         _show_plan(resolved, folder, json)
         return
-    observers = _observers(resolved, folder, track, quiet or json)
+    observers: list[Observer] = [] if quiet or json else [make_progress(folder=folder)]
+    if track is not None:
+        require_tracker(track)
+        observers.append(TrackerObserver(lambda: create_tracker(track, resolved, folder)))
     how_to_go_on = shlex.join(["cflat", "run", "--resume", str(folder), *changes])
     try:
         with stoppable(f"Resume it: {how_to_go_on}") as stop:
@@ -71,17 +74,6 @@ def command(
         emit_json({"out": str(folder), **summary.to_dict()})
     else:
         _show(summary, folder)
-
-
-def _observers(config: RunConfig, folder: Path, track: str | None, is_silent: bool) -> list[Observer]:
-    from cflat.cli.progress import make_progress
-    from cflat.runs.trackers import TrackerObserver, create_tracker, require_tracker
-
-    observers: list[Observer] = [] if is_silent else [make_progress(folder=folder)]
-    if track is not None:
-        require_tracker(track)
-        observers.append(TrackerObserver(lambda: create_tracker(track, config, folder)))
-    return observers
 
 
 def _free_folder(config: RunConfig) -> Path:
@@ -129,17 +121,13 @@ def _show_plan(config: RunConfig, folder: Path, as_json: bool) -> None:
         emit_json({"out": str(folder), "config": config.to_dict(), "plan": plan.to_dict()})
         return
     print(config.to_yaml())
-    rows: list[list[str]] = [
-        [
-            str(task.index),
-            shortlist(task.class_names) if config.stream.scenario != "domain" else task.name,
-            *map(str, (task.train_images, task.validation_images, task.test_images, task.steps)),
-        ]
-        for task in plan.tasks
-    ]
+    rows = []
+    for task in plan.tasks:
+        name = task.name if config.stream.scenario == "domain" else shortlist(task.class_names)
+        counts = (task.train_images, task.validation_images, task.test_images, task.steps)
+        rows.append([str(task.index), name, *map(str, counts)])
     columns = ["task", "classes", "train images", "validation images", "test images", "steps"]
     console().print(table("", columns, rows, num_text=2))
     print(f"{plan.steps} steps without exemplars, {plan.evaluations} evaluations per step; run directory {folder}")
-    command = reproduce_command(config)
-    if command is not None:
+    if (command := reproduce_command(config)) is not None:
         next_command(f"{command} {shlex.join(['--out', str(folder)])}")

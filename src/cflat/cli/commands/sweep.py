@@ -14,8 +14,7 @@ from cflat.cli.output import SPREAD_COLUMNS, console, emit_json, next_command, s
 if TYPE_CHECKING:
     from cflat.studies.sweep import Combination, SweepResult
 
-EXAMPLES = """\b
-Examples:
+EXAMPLES = """\
   cflat sweep examples/sweep_radius.yaml
   cflat sweep examples/sweep_radius.yaml --dry-run
   cflat sweep radius.yaml --executor ray --out runs/radius

@@ -13,12 +13,10 @@ from cflat.cli.options import Json, Quiet, comma_numbers, takes_settings, usual_
 from cflat.cli.output import console, emit_json, next_command, note, percent, table
 
 if TYPE_CHECKING:
-    from cflat.runs.jobs import Executor
     from cflat.studies.curve import RateCurves
     from cflat.studies.tuned import Tuning
 
-EXAMPLES = """\b
-Examples:
+EXAMPLES = """\
   cflat tune --method icarl --data digits --optimizers none,sam,c_flat,c_flat_turbo --trials 8
   cflat tune --method replay --data digits --protocol first-task --range base.lr=0.001:0.1
   cflat tune --method ease --data cifar100 --preset cpu --weights vit_tiny.safetensors --executor ray
@@ -64,7 +62,9 @@ def command(
 ) -> None:
     """Tune every optimizer with the same number of trials on validation images; rerun the command to continue."""
     from cflat.config.variants import list_variants
+    from cflat.studies.curve import rate_curves, write_curves
     from cflat.studies.tune import parse_range, tune, write_search
+    from cflat.studies.tuned import read_tuning
 
     names, numbers = list_variants(optimizers), comma_numbers("--seeds", seeds)
     folder = out or usual_folder("tune", layer)
@@ -72,7 +72,19 @@ def command(
     search: dict[str, Any] = {"sampler": sampler, "search_seed": search_seed, "prune": prune, "trials": trials}
     with job_executor(executor, folder, quiet or json, gpus, stays=True) as chosen:
         if curve:
-            _draw_curves(layer, names, folder, rates, shared, chosen, json)
+            file = folder / "tuned.json"
+            tuned = read_tuning(file).settings if file.is_file() else {}
+            if tuned and not json:
+                note(f"Radii and other settings are those of {file}.")
+            grid = None if rates is None else comma_numbers("--rates", rates, float)
+            found = rate_curves(layer, names, folder, rates=grid, tuned=tuned, executor=chosen, **shared)
+            picture = write_curves(folder, found)
+            if json:
+                emit_json({"out": str(folder), "figure": str(picture), **found.to_dict()})
+                return
+            _show_curves(found)
+            console().print(f"Numbers: {folder / 'rates.json'}\nFigure:  {picture}")
+            next_command(f"python -m webbrowser -t {picture}")
             return
         ranges = dict(parse_range(text) for text in range_ or [])
         tuning = tune(layer, names, folder, ranges=ranges, executor=chosen, **search, **shared)
@@ -93,17 +105,9 @@ def _show(tuning: Tuning) -> None:
     rows = []
     for name, tuned in tuning.optimizers.items():
         best, budget = tuned.best, tuned.budget
-        rows.append(
-            [
-                name,
-                *(_value(best.settings.get(key)) for key in keys),
-                percent(best.score),
-                f"{budget['trials']} ({budget['pruned'] + budget['diverged']})",
-                f"{budget['images']:,}",
-                f"{budget['evaluations']:,}",
-                f"{budget['seconds']:.0f}",
-            ]
-        )
+        cells = [name, *(_value(best.settings.get(key)) for key in keys), percent(best.score)]
+        cells.append(f"{budget['trials']} ({budget['pruned'] + budget['diverged']})")
+        rows.append([*cells, f"{budget['images']:,}", f"{budget['evaluations']:,}", f"{budget['seconds']:.0f}"])
     n = len(tuning.seeds)
     title = (
         f"{tuning.method} on {tuning.data}: chosen by {tuning.metric} on validation images, protocol {tuning.protocol}"
@@ -116,50 +120,15 @@ def _show(tuning: Tuning) -> None:
     out.print(f"  {tuning.metric}: {METRICS[tuning.metric]}; no test image was looked at")
 
 
-def _draw_curves(
-    layer: dict[str, Any],
-    names: list[str],
-    folder: Path,
-    rates: str | None,
-    options: dict[str, Any],
-    executor: Executor,
-    as_json: bool,
-) -> None:
-    from cflat.studies.curve import rate_curves, write_curves
-    from cflat.studies.tuned import read_tuning
-
-    file = folder / "tuned.json"
-    tuned = read_tuning(file).settings if file.is_file() else {}
-    if tuned and not as_json:
-        note(f"Radii and other settings are those of {file}.")
-    grid = None if rates is None else comma_numbers("--rates", rates, float)
-    found = rate_curves(layer, names, folder, rates=grid, tuned=tuned, executor=executor, **options)
-    picture = write_curves(folder, found)
-    if as_json:
-        emit_json({"out": str(folder), "figure": str(picture), **found.to_dict()})
-        return
-    _show_curves(found)
-    console().print(f"Numbers: {folder / 'rates.json'}\nFigure:  {picture}")
-    next_command(f"python -m webbrowser -t {picture}")
-
-
 def _show_curves(found: RateCurves) -> None:
     from cflat.metrics import spread
 
     rows = []
     for curve in found.curves:
         plateau = curve.plateau
-        cut = " or more" if plateau.is_cut_off else ""
-        rows.append(
-            [
-                curve.optimizer,
-                f"{plateau.best_rate:g}",
-                percent(plateau.best_accuracy),
-                f"{plateau.low:.2g} to {plateau.high:.2g}",
-                f"{plateau.decades:.2f}{cut}",
-                spread([one.decades for one in curve.by_seed]).text(),
-            ]
-        )
+        cells = [curve.optimizer, f"{plateau.best_rate:g}", percent(plateau.best_accuracy)]
+        cells += [f"{plateau.low:.2g} to {plateau.high:.2g}", f"{plateau.decades:.2f}{' or more' * plateau.is_cut_off}"]
+        rows.append([*cells, spread([one.decades for one in curve.by_seed]).text()])
     n = len(found.seeds)
     title = (
         f"{found.method} on {found.data}: {len(found.rates)} rates, {n} seed{'s' * (n > 1)}, "
