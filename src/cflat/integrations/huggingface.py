@@ -10,7 +10,7 @@ from transformers import Trainer, TrainerCallback
 
 from cflat.integrations._micro_batches import MicroBatches, flat_optimizer
 from cflat.optim import SharpnessAware
-from cflat.optim._leftovers import mark_gradients
+from cflat.optim._callers import mark_gradients
 
 __all__ = ["FlatSteps", "FlatTrainer"]
 

@@ -7,7 +7,6 @@ import weakref
 from abc import abstractmethod
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
@@ -18,13 +17,11 @@ from torch.utils.hooks import RemovableHandle
 
 from cflat._errors import ClosureError
 from cflat._ranges import CountOrZero, check, checked
-from cflat.optim._clients import is_absent, refuse_skipped_micro_batches
+from cflat.optim._callers import is_absent, refuse_late_changes, refuse_scaler, refuse_skipped_micro_batches
 from cflat.optim._guards import BufferGuard, RandomGuard
-from cflat.optim._leftovers import refuse_late_changes
 from cflat.optim._memory import DirectionMemory
 from cflat.optim._options import StepOptions
 from cflat.optim._passes import Direction, Evaluation, Passes
-from cflat.optim._scaling import refuse_scaler
 from cflat.optim._schedules import Radius, radius_at
 from cflat.optim._telemetry import Branch, Outcome, Telemetry
 
@@ -36,6 +33,20 @@ if TYPE_CHECKING:
 __all__ = ["SharpnessAware", "StepOptions"]
 
 _STATE_VERSION = 2
+
+
+class _OfBase:
+    """An attribute that is the base's own; what torch's constructor sets before they are linked is dropped."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, optimizer: SharpnessAware | None, owner: type) -> Any:
+        return self if optimizer is None else getattr(optimizer.base, self._name)
+
+    def __set__(self, optimizer: SharpnessAware, value: Any) -> None:
+        if optimizer._is_linked:
+            setattr(optimizer.base, self._name, value)
 
 
 class SharpnessAware(Optimizer):
@@ -152,6 +163,10 @@ class SharpnessAware(Optimizer):
         self._last[branch] = outcome
         self._last.update(norms)
 
+    def cache_age(self) -> dict[str, int]:
+        """Return for each cached branch the steps since its exact computation; optimizers with caches override it."""
+        return {}
+
     def note_error(self, error: float, orthogonal: float) -> None:
         """Note how far a surrogate was from what this step has computed; counted when the step completes."""
         self._last["error"], self._last["error_orthogonal"] = error, orthogonal
@@ -243,35 +258,12 @@ class SharpnessAware(Optimizer):
 
     # -- what belongs to the base optimizer ---------------------------------------------------------------------
 
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """The base optimizer's parameter groups."""
-        return self.base.param_groups
-
-    @param_groups.setter
-    def param_groups(self, groups: list[dict[str, Any]]) -> None:
-        if self._is_linked:
-            self.base.param_groups = groups
-
-    @property
-    def state(self) -> defaultdict[Tensor, Any]:  # type: ignore[override]
-        """The base optimizer's state; what this wrapper keeps lives elsewhere."""
-        return self.base.state
-
-    @state.setter
-    def state(self, state: defaultdict[Tensor, Any]) -> None:
-        if self._is_linked:
-            self.base.state = state
-
-    @property
-    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
-        """The base optimizer's defaults."""
-        return self.base.defaults
-
-    @defaults.setter
-    def defaults(self, defaults: dict[str, Any]) -> None:
-        if self._is_linked:
-            self.base.defaults = defaults
+    param_groups = _OfBase()  # type: ignore[assignment]
+    """The base optimizer's parameter groups."""
+    state = _OfBase()  # type: ignore[assignment]
+    """The base optimizer's state; what this wrapper keeps lives elsewhere."""
+    defaults = _OfBase()  # type: ignore[assignment]
+    """The base optimizer's defaults."""
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group to the base optimizer, for example for a head that has grown."""
@@ -391,59 +383,11 @@ class SharpnessAware(Optimizer):
         self.load_extra_state(self._saved_state)
         self._in_flight = None
 
-    def _commit(self) -> None:
-        self.task_step += 1
-        self._in_flight = None
-
     def _complete(self, num_evaluations: int, is_finite: bool) -> None:
         """Count a step that was taken, or skipped because it was not finite."""
         self._opt_called = True  # what LR schedulers look at; `passes` does not go through `step`
-        counters, rho = self.telemetry, self.rho
-        counters.steps += 1
-        counters.evaluations += num_evaluations
-        if not is_finite:
-            counters.nonfinite += 1
-            counters.last = {"evaluations": num_evaluations, "nonfinite": True}
-            return
-        for branch in ("sharpness", "flatness"):
-            outcome = self._last.get(branch)
-            if outcome is not None:
-                counter = getattr(counters, branch)
-                setattr(counter, outcome, getattr(counter, outcome) + 1)
-        if "error" in self._last:
-            counters.surrogate.add(self._last["error"], self._last["error_orthogonal"])
-        counters.cache_age = self.cache_age()
-        counters.last = {"evaluations": num_evaluations, "rho": rho, **self._last}
-
-    def cache_age(self) -> dict[str, int]:
-        """Return for each cached branch the steps since its exact computation; optimizers with caches override it."""
-        return {}
-
-    def _without_sync(self) -> AbstractContextManager[Any]:
-        """Return the context in which evaluations run: DDP's ``no_sync`` if ranks perturb on their own."""
-        no_sync = getattr(self._model, "no_sync", None)
-        if self.options.perturbation != "local":
-            return nullcontext()
-        if no_sync is None and self.process_group is not None:
-            raise ClosureError(
-                "StepOptions(perturbation='local') needs model= to be the network as DistributedDataParallel wraps it: "
-                "otherwise ranks exchange their gradients before they perturb."
-            )
-        return nullcontext() if no_sync is None else _Reusable(no_sync)
-
-
-class _Reusable(AbstractContextManager[None]):
-    """Enter a one-shot context manager afresh for each evaluation; leaving it twice is harmless."""
-
-    def __init__(self, make: Callable[[], AbstractContextManager[Any]]) -> None:
-        self._make = make
-        self._entered: list[AbstractContextManager[Any]] = []
-
-    def __enter__(self) -> None:
-        context = self._make()
-        context.__enter__()
-        self._entered.append(context)
-
-    def __exit__(self, *error: object) -> None:
-        while self._entered:
-            self._entered.pop().__exit__(None, None, None)
+        self.telemetry.add_step(num_evaluations, {"rho": self.rho, **self._last} if is_finite else None)
+        if is_finite:
+            self.task_step += 1
+            self._in_flight = None
+            self.telemetry.cache_age = self.cache_age()

@@ -59,15 +59,3 @@ class LossScale:
             params[0].grad = torch.full_like(params[0], float("inf"))
             self._scaler.step(base)
             params[0].grad = None
-
-
-def refuse_scaler(optimizer: SharpnessAware) -> None:
-    """Raise if it is a GradScaler that is calling ``optimizer.step``, since its gradients are scaled."""
-    if not hasattr(optimizer, "found_inf"):
-        return
-    for name in ("found_inf", "grad_scale"):  # what the scaler left behind would refuse the next, right call as well
-        delattr(optimizer, name)
-    raise ClosureError(
-        f"GradScaler.step({type(optimizer).__name__}, ...) cannot drive an optimizer that evaluates several times. "
-        "Write optimizer.step(closure, scaler=scaler), then scaler.update()."
-    )
