@@ -111,8 +111,8 @@ class SharpnessAware(Optimizer):
         self._random = RandomGuard(self.options.replay_rng)
         self._gradient_hooks: OrderedDict[int, Callable[[Evaluation], None]] = OrderedDict()
         self._in_flight: weakref.ref[Passes] | None = None
-        self._last: dict[str, Any] = {}
-        self._saved_state: dict[str, Any] = {}
+        self._noted: dict[str, Any] = {}  # by the step in flight, for the telemetry
+        self._saved_state: dict[str, Any] = {}  # from before the step in flight
         self._has_just_looped = False
         super().__init__(base.param_groups, base.defaults)
         self._is_linked = True
@@ -160,8 +160,8 @@ class SharpnessAware(Optimizer):
 
     def count(self, branch: Branch, outcome: Outcome, **norms: float) -> None:
         """Note what this step did in one branch; becomes part of the telemetry when the step completes."""
-        self._last[branch] = outcome
-        self._last.update(norms)
+        self._noted[branch] = outcome
+        self._noted.update(norms)
 
     def cache_age(self) -> dict[str, int]:
         """Return for each cached branch the steps since its exact computation; optimizers with caches override it."""
@@ -169,7 +169,7 @@ class SharpnessAware(Optimizer):
 
     def note_error(self, error: float, orthogonal: float) -> None:
         """Note how far a surrogate was from what this step has computed; counted when the step completes."""
-        self._last["error"], self._last["error_orthogonal"] = error, orthogonal
+        self._noted["error"], self._noted["error_orthogonal"] = error, orthogonal
 
     # -- the two doors ------------------------------------------------------------------------------------------
 
@@ -365,7 +365,7 @@ class SharpnessAware(Optimizer):
         self._settle()
         self._has_just_looped = False
         self._in_flight = weakref.ref(passes)  # weak, so that a loop that is left early drops and undoes its step
-        self._last = {}
+        self._noted = {}
         self._saved_state = self.extra_state()
         for memory in self._memories.values():
             memory.begin()
@@ -386,7 +386,7 @@ class SharpnessAware(Optimizer):
     def _complete(self, num_evaluations: int, is_finite: bool) -> None:
         """Count a step that was taken, or skipped because it was not finite."""
         self._opt_called = True  # what LR schedulers look at; `passes` does not go through `step`
-        self.telemetry.add_step(num_evaluations, {"rho": self.rho, **self._last} if is_finite else None)
+        self.telemetry.add_step(num_evaluations, {"rho": self.rho, **self._noted} if is_finite else None)
         if is_finite:
             self.task_step += 1
             self._in_flight = None

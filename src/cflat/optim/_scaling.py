@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 class LossScale:
     """The factor by which one step's gradients are too large, and the scaler that must hear how the step went.
 
-    Args:
-        scaler: A GradScaler; None, or one that is disabled, does nothing.
-        optimizer: Whose step it is.
+    Without a GradScaler, or with one that is disabled, the factor is 1.
     """
 
     def __init__(self, scaler: Any, optimizer: SharpnessAware) -> None:

@@ -201,7 +201,7 @@ def read(*items: Vector | Tensor, agreed: bool = False) -> list[float]:
 def dot(left: Vector, right: Vector) -> Tensor:
     """Return the inner product as a scalar on the device, without synchronising."""
     dtype = _accumulator(left.tensors)
-    if any(_is_low_precision(tensor) for tensor in left.tensors):
+    if any(tensor.dtype in (torch.float16, torch.bfloat16) for tensor in left.tensors):
         products = [a.to(dtype) * b.to(dtype) for a, b in zip(left.tensors, right.tensors, strict=True)]
     else:
         products = list(torch._foreach_mul(left.tensors, right.tensors))
@@ -224,10 +224,6 @@ def as_real(tensor: Tensor) -> Tensor:
 
 def _times(norm: float | None, alpha: float) -> float | None:
     return None if norm is None else abs(alpha) * norm
-
-
-def _is_low_precision(tensor: Tensor) -> bool:
-    return tensor.dtype in (torch.float16, torch.bfloat16)
 
 
 def _accumulator(tensors: list[Tensor]) -> torch.dtype:
