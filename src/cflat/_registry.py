@@ -29,13 +29,7 @@ def suggest(name: str, known: list[str]) -> str:
 
 
 def require_known(kind: str, name: Any, known: Iterable[str], *besides: str) -> None:
-    """Refuse a name that is not known.
-
-    Args:
-        kind: What is named.
-        name: As it was given.
-        known: All names.
-        besides: What else may be written in place of a name.
+    """Refuse a name that is not known; ``besides`` is what else may be written in its place.
 
     >>> require_known("method", "eese", ["ease", "l2p"])
     Traceback (most recent call last):

@@ -151,11 +151,8 @@ def rate_figure(
 ) -> FigureData:
     """Return validation accuracy over learning rates: a curve for each optimizer, and its plateau as a level line.
 
-    Args:
-        title: What was trained on what.
-        points: One for each optimizer and rate.
-        plateaus: By optimizer: lowest and highest good rate, and the accuracy that makes a rate good; a fraction.
-        name: What a plateau is.
+    Plateaus are, by optimizer, the lowest and highest good rate and the accuracy that makes a rate good, as a fraction;
+    ``name`` says what they are.
     """
     levels = [
         Curve(name, [low, high], [100 * level] * 2, style="dashed", group=group)

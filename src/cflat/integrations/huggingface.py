@@ -12,8 +12,6 @@ from cflat.integrations._micro_batches import MicroBatches, flat_optimizer
 from cflat.optim import SharpnessAware
 from cflat.optim._callers import mark_gradients
 
-__all__ = ["FlatSteps", "FlatTrainer"]
-
 _ADVICE = "Pass optimizers=(cflat.CFlatTurbo(torch.optim.AdamW(...), model=model), None) to the trainer."
 
 

@@ -14,8 +14,6 @@ from cflat.methods import Method
 from cflat.nn.surgery import has_batchnorm
 from cflat.train.runtime import Runtime, seed_everything
 
-__all__ = ["ImpureLossError", "Objective"]
-
 
 class ImpureLossError(CFlatError):
     """A method's loss changes when it is evaluated twice; flatness-aware optimizers would measure noise."""
