@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import weakref
 from abc import abstractmethod
 from collections import OrderedDict, defaultdict
@@ -11,7 +10,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
@@ -22,8 +21,9 @@ from cflat.optim._guards import BufferGuard, RandomGuard
 from cflat.optim._memory import DirectionMemory
 from cflat.optim._options import StepOptions
 from cflat.optim._passes import Direction, Evaluation, Passes
-from cflat.optim._schedules import Radius, radius_at
+from cflat.optim._schedules import Radius
 from cflat.optim._telemetry import Branch, Outcome, Telemetry
+from cflat.optim._wrapper import Wrapper
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -35,21 +35,7 @@ __all__ = ["SharpnessAware", "StepOptions"]
 _STATE_VERSION = 2
 
 
-class _OfBase:
-    """An attribute that is the base's own; what torch's constructor sets before they are linked is dropped."""
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
-    def __get__(self, optimizer: SharpnessAware | None, owner: type) -> Any:
-        return self if optimizer is None else getattr(optimizer.base, self._name)
-
-    def __set__(self, optimizer: SharpnessAware, value: Any) -> None:
-        if optimizer._is_linked:
-            setattr(optimizer.base, self._name, value)
-
-
-class SharpnessAware(Optimizer):
+class SharpnessAware(Wrapper):
     """Wrap a torch optimizer so that it descends along a direction computed from several evaluations.
 
     A subclass writes `direction`, and `extra_state` if it keeps scalars. Everything else happens here and in
@@ -84,22 +70,9 @@ class SharpnessAware(Optimizer):
         rho: Radius | None = None,
         options: StepOptions | None = None,
     ) -> None:
-        if isinstance(base, type) or not isinstance(base, Optimizer):
-            raise TypeError(
-                f"base must be a torch optimizer, for example torch.optim.SGD(model.parameters(), lr=0.1), "
-                f"got {base!r}."
-            )
-        if isinstance(base, SharpnessAware):
-            raise TypeError(f"base must be a plain torch optimizer, got {type(base).__name__}, which wraps one.")
-        try:
-            inspect.signature(base.step).bind()
-        except TypeError:
-            name = type(base).__name__
-            raise TypeError(f"base must be able to step without a closure, got {name}, which cannot.") from None
+        super().__init__(base)
         if not isinstance(options, StepOptions | None):
             raise ValueError(f"options must be a StepOptions, for example StepOptions(max_norm=1.0), got {options!r}.")
-        self._is_linked = False
-        self.base = base
         self.options = options or StepOptions()
         self.telemetry = Telemetry()
         self.task_index = 0
@@ -114,8 +87,6 @@ class SharpnessAware(Optimizer):
         self._noted: dict[str, Any] = {}  # by the step in flight, for the telemetry
         self._saved_state: dict[str, Any] = {}  # from before the step in flight
         self._has_just_looped = False
-        super().__init__(base.param_groups, base.defaults)
-        self._is_linked = True
 
     # -- the algorithm ------------------------------------------------------------------------------------------
 
@@ -150,9 +121,12 @@ class SharpnessAware(Optimizer):
     @property
     def rho(self) -> float:
         """The radius of the present step; 0 for an optimizer that has none."""
-        if self._radius is None:
-            return 0.0
-        return radius_at(self._radius, self.telemetry.steps, float(self.param_groups[0]["lr"]))
+        if not callable(self._radius):
+            return self._radius or 0.0
+        step = self.telemetry.steps
+        radius = float(self._radius(step, float(self.param_groups[0]["lr"])))
+        check(f"rho at step {step}", radius, at_least=0)  # 0 makes the step plain
+        return radius
 
     def memory(self, name: str) -> DirectionMemory:
         """Return the direction that is remembered under ``name`` from step to step."""
@@ -256,28 +230,11 @@ class SharpnessAware(Optimizer):
         """Return the hooks that want to see gradients."""
         return list(self._gradient_hooks.values())
 
-    # -- what belongs to the base optimizer ---------------------------------------------------------------------
-
-    param_groups = _OfBase()  # type: ignore[assignment]
-    """The base optimizer's parameter groups."""
-    state = _OfBase()  # type: ignore[assignment]
-    """The base optimizer's state; what this wrapper keeps lives elsewhere."""
-    defaults = _OfBase()  # type: ignore[assignment]
-    """The base optimizer's defaults."""
-
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group to the base optimizer, for example for a head that has grown."""
+        """Add a group to the base optimizer, for example for a head that has grown; gives up a step in flight."""
         if self._is_linked:
             self._settle()
-            self.base.add_param_group(param_group)
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients of all parameters."""
-        self.base.zero_grad(set_to_none)
-
-    def all_params(self) -> list[Tensor]:
-        """Return the parameters of all groups, in order."""
-        return [param for group in self.param_groups for param in group["params"]]
+        super().add_param_group(param_group)
 
     # -- checkpoints --------------------------------------------------------------------------------------------
 
@@ -330,19 +287,7 @@ class SharpnessAware(Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         self._settle()
-        # A scheduler's patch of `step` and hooks belong to this instance, as with any torch optimizer.
-        own = {k: v for k, v in self.__dict__.items() if k != "step" and not k.startswith("_optimizer_")}
-        return {**own, "_gradient_hooks": OrderedDict()}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        super().__setstate__({})
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        # The wrappers of Lightning and Fabric take on our class but hold the optimizer in `_optimizer`: state that our
-        # methods set through them must not split off. LR schedulers patch `step` on the object that they are given.
-        is_own = name in self.__dict__ or name == "step"
-        object.__setattr__(self if is_own else self.__dict__.get("_optimizer", self), name, value)
+        return {**super().__getstate__(), "_gradient_hooks": OrderedDict()}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(rho={self._radius}, base={type(self.base).__name__})"

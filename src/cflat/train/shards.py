@@ -49,11 +49,6 @@ def replicate_rest_(network: nn.Module) -> None:
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(network, names)
 
 
-def own_parameters(module: nn.Module) -> int:
-    """Return how many numbers of a module's parameters this rank keeps."""
-    return sum((p.to_local() if _is_part(p) else p).numel() for p in module.parameters())
-
-
 def whole(state: Any, *, keeps: bool) -> Any:
     """Return nested dicts, lists and tuples with whole tensors in the place of parts.
 
