@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from cflat._ranges import NotNegative, Positive
-from cflat.optim.engine import Direction, Radius, SharpnessAware, StepOptions, Vector, Weights, register_optimizer
+from cflat.optim.engine import Direction, Radius, SharpnessAware, StepOptions, Weights, register_optimizer
 
 
 @register_optimizer(
@@ -59,10 +59,6 @@ class CFlat(SharpnessAware):
         lam = self.lam if self.rho_fd is None else self.lam * (rho / rho_fd)  # a schedule may end at rho = 0
 
         g = yield "g"
-        if not self._is_due(g):
-            self.count("sharpness", "skipped", g=g.norm)
-            self.count("flatness", "skipped")
-            return g
         weights.jump(g, rho)  # theta + eps_0
         g_s = yield "g_s"
         increment = g.subtracted_from_(g_s)  # g_s - g, in the memory of g
@@ -77,7 +73,3 @@ class CFlat(SharpnessAware):
         del g_0
         g_1 = yield "g_1"
         return g_s.add_(g_1, lam)
-
-    def _is_due(self, g: Vector) -> bool:
-        """Whether this step computes more than its gradient: always, but for C-Flat++."""
-        return True

@@ -9,8 +9,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from cflat._ranges import NotNegative, Positive, Range
-from cflat.optim.c_flat import CFlat
-from cflat.optim.engine import Radius, StepOptions, Vector, register_optimizer
+from cflat.optim.engine import Direction, Radius, SharpnessAware, StepOptions, Weights, register_optimizer
 
 
 @register_optimizer(
@@ -20,7 +19,7 @@ from cflat.optim.engine import Radius, StepOptions, Vector, register_optimizer
     evaluations="1 or 4",
     paper="C-Flat++ of the INFTY package (2025)",
 )
-class CFlatPlus(CFlat):
+class CFlatPlus(SharpnessAware):
     """Descend along C-Flat's direction if E_t = A_t / (1 + exp(-steepness * (t - midpoint))) - |g| <= 0, else g.
 
     Then A_{t+1} = A_t - gain * E_t. Once the sigmoid has saturated, gain = 1 triggers whenever |g| exceeds that of
@@ -53,15 +52,41 @@ class CFlatPlus(CFlat):
         gain: Annotated[float, Range(above=0, at_most=1)] = 1.0,
         options: StepOptions | None = None,
     ) -> None:
-        super().__init__(base, model=model, rho=rho, lam=lam, rho_fd=rho_fd, options=options)
+        super().__init__(base, model=model, rho=rho, options=options)
+        self.lam, self.rho_fd = lam, rho_fd
         self.initial_amplitude = self.amplitude = amplitude
         self.steepness, self.midpoint, self.gain = steepness, midpoint, gain
 
-    def _is_due(self, g: Vector) -> bool:
+    def direction(self, weights: Weights) -> Direction:
+        """Return C-Flat's direction or g."""
+        rho = self.rho
+        rho_fd = rho if self.rho_fd is None else self.rho_fd
+        lam = self.lam if self.rho_fd is None else self.lam * (rho / rho_fd)  # a schedule may end at rho = 0
+
+        g = yield "g"
+        if not self._exceeds_threshold(g.agreed_norm):
+            self.count("sharpness", "skipped", g=g.norm)
+            self.count("flatness", "skipped")
+            return g
+        weights.jump(g, rho)  # from here on as in C-Flat
+        g_s = yield "g_s"
+        increment = g.subtracted_from_(g_s)
+        weights.jump(increment, rho)
+        self.count("sharpness", "refreshed", increment=increment.norm)
+        del g, increment
+        g_0 = yield "g_0"
+        weights.walk(g_0, rho_fd)
+        self.count("flatness", "refreshed", g_0=g_0.norm)
+        g_s.add_(g_0, -lam)
+        del g_0
+        g_1 = yield "g_1"
+        return g_s.add_(g_1, lam)
+
+    def _exceeds_threshold(self, norm: float) -> bool:
         """Compare |g| with the threshold of this step, then move the threshold towards it."""
         exponent = self.steepness * (self.task_step + 1 - self.midpoint)
         sigmoid = 0.5 * (1 + math.tanh(0.5 * exponent))  # does not overflow
-        excess = self.amplitude * sigmoid - g.agreed_norm
+        excess = self.amplitude * sigmoid - norm
         self.amplitude -= self.gain * excess
         return excess <= 0
 
