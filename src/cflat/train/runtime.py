@@ -55,26 +55,15 @@ class Runtime:
         )
         self._fabric.launch()
         torch.backends.cudnn.benchmark = False
-
-    @property
-    def device(self) -> torch.device:
-        """The device of this rank."""
-        return self._fabric.device
-
-    @property
-    def rank(self) -> int:
+        self.device: torch.device = self._fabric.device
+        self.rank: int = self._fabric.global_rank
         """This process among all."""
-        return self._fabric.global_rank
-
-    @property
-    def world_size(self) -> int:
+        self.world_size: int = self._fabric.world_size
         """Number of processes."""
-        return self._fabric.world_size
-
-    @property
-    def is_main(self) -> bool:
+        self.is_main = self.rank == 0
         """Whether this rank writes files and talks to the user."""
-        return self.rank == 0
+        self.is_sharded = settings.strategy == "fsdp" and self.world_size > 1
+        """Whether ranks keep parts of the network: then all must run it equally often, also without gradients."""
 
     def place(self, module: nn.Module) -> None:
         """Bring a module to the device, in the order of channels that the settings ask for."""
@@ -82,11 +71,6 @@ class Runtime:
         if self.settings.channels_last:
             # Convolutions with such weights give such outputs, whatever their inputs are.
             module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-
-    @property
-    def is_sharded(self) -> bool:
-        """Whether ranks keep parts of the network: then all must run it equally often, also without gradients."""
-        return self.settings.strategy == "fsdp" and self.world_size > 1
 
     def shard(self, network: nn.Module) -> None:
         """Spread the network over the ranks if the settings say so; once, before anything runs it."""
