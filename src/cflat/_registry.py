@@ -82,14 +82,8 @@ class Registry(Generic[T]):
             find_plugins()
         return self._entries.get(key)
 
-    def __contains__(self, name: str) -> bool:
-        return self.get(name) is not None
-
     def __iter__(self) -> Iterator[str]:
         return iter(self.names())
-
-    def __len__(self) -> int:
-        return len(self.names())
 
     def names(self, pattern: str = "*") -> list[str]:
         """Return the names that match a shell pattern, those of plug-ins among them, in alphabetical order."""
