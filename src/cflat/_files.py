@@ -22,7 +22,7 @@ _LEFTOVER = re.compile(r"\..+\.(\d+)\.tmp|.+\.tmp-(\d+)", re.ASCII)
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file for reading; a pipe or a device could block for ever, and is an ``OSError`` in words."""
+    """Open a regular file for reading; all else, such as a pipe, could block for ever and raises an ``OSError``."""
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
@@ -31,7 +31,7 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def read_text(path: Path, max_bytes: int = MAX_TEXT_BYTES) -> str:
-    """Return the text of a regular UTF-8 file; what is too large is an ``OSError``, too."""
+    """Return the text of a regular UTF-8 file; one that is too large raises an ``OSError``."""
     with open_regular(path) as file:
         content = file.read(max_bytes + 1)
     if len(content) > max_bytes:
@@ -43,7 +43,7 @@ def write_atomic(path: Path, content: bytes | str | Callable[[BinaryIO], object]
     """Replace ``path`` in one step: write a temporary file beside it, flush it to the disk, rename it.
 
     ``content`` is bytes, text, or a function that writes to the open file. The folder must exist; if it cannot be
-    written, or the disk is full, that is a `DataError`, and ``path`` is unchanged.
+    written, or the disk is full, a `DataError` is raised and ``path`` is unchanged.
     """
     # One name per process: two writers never share a temporary file, and a leftover is overwritten, not piled up.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
