@@ -25,7 +25,7 @@ from cflat.train import (
     TrainSettings,
     run_stream,
 )
-from cflat.train.shards import own_parameters, whole
+from cflat.train.shards import whole
 from runs import IMAGE_SIZE, tiny_inputs, tiny_stream
 
 CASES = {
@@ -68,7 +68,8 @@ class Sizes(Observer):
 
     def on_task_end(self, record) -> None:
         if hasattr(self, "blocks"):
-            self.kept.append(own_parameters(self.blocks))
+            parts = (p.to_local() if hasattr(p, "to_local") else p for p in self.blocks.parameters())
+            self.kept.append(sum(part.numel() for part in parts))
 
 
 def make(case: str) -> Method:

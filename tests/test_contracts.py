@@ -11,12 +11,13 @@ import cflat
 
 ROOT = Path(cflat.__file__).parent
 SHARED = ("engine",)
-FILES = [
+"""What optimizers build on; itself it may know none of them."""
+MODULES = [
     pytest.param(path, id=f"{room}-{path.stem}")
     for room in ("optim", "methods")
     for path in sorted((ROOT / room).glob("[!_]*.py"))
-    if path.stem not in SHARED
 ]
+FILES = [param for param in MODULES if param.values[0].stem not in SHARED]
 
 
 def imported(path: Path) -> set[str]:
@@ -28,9 +29,10 @@ def imported(path: Path) -> set[str]:
     }
 
 
-@pytest.mark.parametrize("path", FILES)
+@pytest.mark.parametrize("path", MODULES)
 def test_optimizers_and_methods_know_nothing_of_each_other(path: Path) -> None:
-    assert {name for name in imported(path) if not name.startswith("_")} == set()
+    allowed = set() if path.stem in SHARED else set(SHARED)
+    assert {name for name in imported(path) if not name.startswith("_")} <= allowed
 
 
 @pytest.mark.parametrize("path", FILES)

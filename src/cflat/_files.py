@@ -22,11 +22,7 @@ _LEFTOVER = re.compile(r"\..+\.(\d+)\.tmp|.+\.tmp-(\d+)", re.ASCII)
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file for reading; a pipe or a device could block for ever.
-
-    Raises:
-        OSError: If it cannot be opened, or is something else; ``strerror`` says what is wrong in words.
-    """
+    """Open a regular file for reading; all else, such as a pipe, could block for ever and raises an ``OSError``."""
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
@@ -35,12 +31,7 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def read_text(path: Path, max_bytes: int = MAX_TEXT_BYTES) -> str:
-    """Return the text of a regular UTF-8 file.
-
-    Raises:
-        OSError: If it cannot be read, is no regular file, or is too large.
-        UnicodeDecodeError: If it is no text.
-    """
+    """Return the text of a regular UTF-8 file; one that is too large raises an ``OSError``."""
     with open_regular(path) as file:
         content = file.read(max_bytes + 1)
     if len(content) > max_bytes:
@@ -51,12 +42,8 @@ def read_text(path: Path, max_bytes: int = MAX_TEXT_BYTES) -> str:
 def write_atomic(path: Path, content: bytes | str | Callable[[BinaryIO], object]) -> None:
     """Replace ``path`` in one step: write a temporary file beside it, flush it to the disk, rename it.
 
-    Args:
-        path: The file to write; its folder must exist.
-        content: Bytes, text, or a function that writes to the open file.
-
-    Raises:
-        DataError: If the disk is full or the folder cannot be written; ``path`` is then unchanged.
+    ``content`` is bytes, text, or a function that writes to the open file. The folder must exist; if it cannot be
+    written, or the disk is full, a `DataError` is raised and ``path`` is unchanged.
     """
     # One name per process: two writers never share a temporary file, and a leftover is overwritten, not piled up.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -78,11 +65,7 @@ def write_atomic(path: Path, content: bytes | str | Callable[[BinaryIO], object]
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and those above it, unless it is there.
-
-    Raises:
-        DataError: If it cannot be made.
-    """
+    """Make a folder and those above it, unless it is there; a `DataError` says why it cannot be made."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -118,8 +101,8 @@ def _is_gone(process: int) -> bool:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):
         return True
-    except OSError:  # it belongs to somebody else
-        return False
+    except OSError:
+        pass  # it belongs to somebody else
     return False
 
 

@@ -27,10 +27,7 @@ _loaded: set[str] = set()
 
 
 def load_plugins(names: Iterable[str]) -> None:
-    """Import modules and files by name, here and in the processes that are started from here.
-
-    Args:
-        names: Dotted names of modules, or paths that end in ``.py``.
+    """Import modules by their dotted names and files that end in ``.py``, also in processes started from here.
 
     Raises:
         ConfigError: If one cannot be imported.
@@ -50,11 +47,7 @@ def load_plugins(names: Iterable[str]) -> None:
 
 
 def find_plugins() -> None:
-    """Import what is installed under our group of entry points and what ``$CFLAT_PLUGINS`` names, each once.
-
-    Raises:
-        ConfigError: If a plug-in that the variable names cannot be imported.
-    """
+    """Import what is installed under our group of entry points and what ``$CFLAT_PLUGINS`` names, each once."""
     _load_installed()
     load_plugins(name for name in os.environ.get(VARIABLE, "").split(os.pathsep) if name)
 

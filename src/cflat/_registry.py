@@ -29,13 +29,7 @@ def suggest(name: str, known: list[str]) -> str:
 
 
 def require_known(kind: str, name: Any, known: Iterable[str], *besides: str) -> None:
-    """Refuse a name that is not known.
-
-    Args:
-        kind: What is named.
-        name: As it was given.
-        known: All names.
-        besides: What else may be written in place of a name.
+    """Refuse a name that is not known; ``besides`` is what else may be written in its place.
 
     >>> require_known("method", "eese", ["ease", "l2p"])
     Traceback (most recent call last):
@@ -88,14 +82,8 @@ class Registry(Generic[T]):
             find_plugins()
         return self._entries.get(key)
 
-    def __contains__(self, name: str) -> bool:
-        return self.get(name) is not None
-
     def __iter__(self) -> Iterator[str]:
         return iter(self.names())
-
-    def __len__(self) -> int:
-        return len(self.names())
 
     def names(self, pattern: str = "*") -> list[str]:
         """Return the names that match a shell pattern, those of plug-ins among them, in alphabetical order."""

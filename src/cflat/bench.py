@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cflat._errors import CFlatError, ConfigError, DataError
-from cflat.config.documents import Layer, merge, nested
+from cflat.config.documents import merge, nested
 from cflat.config.presets import resolve_config
 from cflat.config.run_config import RunConfig
 from cflat.metrics import METRICS
@@ -118,7 +118,8 @@ def run(
         ConfigError: If a key is unknown or a value is wrong.
         DataError: If data, weights or the folder are not usable.
     """
-    config = resolve_config(_layer({"method": method, "data": data, "optimizer": optimizer, **keys}))
+    given = {"method": method, "data": data, "optimizer": optimizer, **keys}
+    config = resolve_config(merge(*(nested(key.replace("__", "."), _plain(value)) for key, value in given.items())))
     is_begun = resume and out is not None and RunFolder(Path(out)).config_file.is_file()
     if is_begun and out is not None and RunFolder(Path(out)).load_config() != config:
         raise ConfigError(f"{str(out)!r} holds a run with another configuration; choose another out.")
@@ -177,12 +178,6 @@ def runs_frame(*folders: str | Path) -> pandas.DataFrame:
             }
         )
     return pandas.DataFrame(rows)
-
-
-def _layer(keys: Mapping[str, Any]) -> Layer:
-    """Return the layer that keywords describe."""
-    layers = [nested(key.replace("__", "."), _plain(value)) for key, value in keys.items()]
-    return merge(*layers)
 
 
 def _plain(value: Any) -> Any:

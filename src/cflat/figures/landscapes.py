@@ -43,11 +43,9 @@ def plane_figure(planes: Mapping[str, Surface]) -> FigureData:
 
 
 def spectrum_figure(spectra: Mapping[str, Points], *, top: Mapping[str, Sequence[float]] | None = None) -> FigureData:
-    """Show the density of the Hessian's eigenvalues on a logarithmic axis.
+    """Show the density of the Hessian's eigenvalues on a logarithmic axis: grid and density by name.
 
-    Args:
-        spectra: Grid and density by name.
-        top: Eigenvalues that are known one by one, by the same names; drawn as points at the foot of the figure.
+    ``top`` are eigenvalues that are known one by one, by the same names; drawn as points at the foot of the figure.
     """
     marks = []
     for label, points in spectra.items():
@@ -68,11 +66,9 @@ def spectrum_figure(spectra: Mapping[str, Points], *, top: Mapping[str, Sequence
 def connectivity_figure(
     connections: Mapping[str, Points], *, barriers: Mapping[str, float] | None = None
 ) -> FigureData:
-    """Show the loss on straight lines between the weights after different tasks, one line for each pair.
+    """Show the loss on straight lines between weights: fractions of the way and losses by pair, "task 1 to task 2".
 
-    Args:
-        connections: Fractions of the way and losses by pair, such as "task 1 to task 2".
-        barriers: Heights of the barriers by the same names; added to the legend.
+    Heights of barriers, by the same names, are added to the legend.
     """
     heights = {pair: float(height) for pair, height in (barriers or {}).items()}
     labels = {pair: f"{pair} (barrier {heights[pair]:.3g})" if pair in heights else pair for pair in connections}

@@ -1,4 +1,8 @@
-"""The picture of a sweep: lines over one number, colours over two, points over more, bars where there is none."""
+"""Figures of sweeps and of tuning.
+
+A sweep is drawn as lines over one number, colours over two, points over more, and bars where there is none. Of a search
+for settings, every trial is a point; accuracy over learning rates is a curve with its plateau.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from cflat.figures.model import Bars, Curve, FigureData, Heatmap, Panel, is_number
+from cflat.figures.model import Bars, Curve, FigureData, Heatmap, Mark, Panel, is_number
 from cflat.figures.runs import SPREAD, SweepPoint, deviation_of, sensitivity, spans_decades
 
 MAX_BARS = 12
@@ -16,6 +20,11 @@ MAX_PANELS = 4
 MAX_CELLS = 12
 """Rows or columns of a heat map whose cells still hold a number each."""
 ACCURACY = "average accuracy (%)"
+VALIDATION = "validation accuracy (%)"
+ENDED = "ended early"
+SEARCH_COLORS = {ENDED: "#b9bec6"}
+"""Pale: what ended early is measured on fewer tasks than the others."""
+LABELS = {"base.lr": "learning rate", "optimizer.rho": "radius"}
 
 
 @dataclass(frozen=True)
@@ -112,3 +121,65 @@ def _bars(title: str, cases: Sequence[SweepCase]) -> FigureData:
     bars = Bars("accuracy", [case.name() for case in best], [case.percent for case in best], deviations)
     caption = SPREAD if len(best) == len(cases) else f"The best {MAX_BARS} of {len(cases)}. {SPREAD}"
     return FigureData("sweep", title, [Panel("Accuracy", "", ACCURACY, [bars])], caption)
+
+
+@dataclass(frozen=True)
+class TrialPoint:
+    """Settings that were tried."""
+
+    name: str
+    """The optimizer."""
+    settings: Mapping[str, Any]
+    accuracy: float
+    is_complete: bool
+    is_best: bool
+
+
+def search_figure(title: str, trials: Sequence[TrialPoint]) -> FigureData:
+    """Return validation accuracy over each number that was searched, with a line down from each chosen trial."""
+    keys = numeric_keys([trial.settings for trial in trials])
+    panels = [_search_panel(key, [trial for trial in trials if key in trial.settings]) for key in keys]
+    caption = (
+        "One point for each trial, at the accuracy over the tasks that it came to. Dashed lines mark what was chosen; "
+        "no test image was looked at."
+    )
+    return FigureData("search", title, panels, caption)
+
+
+def rate_figure(
+    title: str, points: Sequence[SweepPoint], plateaus: Mapping[str, tuple[float, float, float]], name: str
+) -> FigureData:
+    """Return validation accuracy over learning rates: a curve for each optimizer, and its plateau as a level line.
+
+    Plateaus are, by optimizer, the lowest and highest good rate and the accuracy that makes a rate good, as a fraction;
+    ``name`` says what they are.
+    """
+    levels = [
+        Curve(name, [low, high], [100 * level] * 2, style="dashed", group=group)
+        for group, (low, high, level) in plateaus.items()
+    ]
+    marks: list[Mark] = [*sensitivity("base.lr", points).panels[0].marks, *levels]
+    panel = Panel(title, LABELS["base.lr"], VALIDATION, marks, x_scale="log")
+    return FigureData("rates", title, [panel], f"{SPREAD} No test image was looked at.")
+
+
+def _search_panel(key: str, trials: Sequence[TrialPoint]) -> Panel:
+    marks = []
+    floor = 100 * min(trial.accuracy for trial in trials)
+    for name in dict.fromkeys(trial.name for trial in trials):
+        own = [trial for trial in trials if trial.name == name and trial.is_complete]
+        marks.append(_trial_points(name, key, own))
+        for best in (trial for trial in own if trial.is_best):
+            place, top = float(best.settings[key]), 100 * best.accuracy
+            marks.append(Curve("chosen", [place, place], [floor, top], style="dashed", group=name))
+    ended = [trial for trial in trials if not trial.is_complete]
+    marks += [_trial_points(ENDED, key, ended)] if ended else []
+    values = [float(trial.settings[key]) for trial in trials]
+    is_log = min(values) > 0 and max(values) / min(values) > 5
+    label = LABELS.get(key, key)
+    return Panel(label.capitalize(), label, VALIDATION, marks, x_scale="log" if is_log else "linear")
+
+
+def _trial_points(name: str, key: str, trials: Sequence[TrialPoint]) -> Curve:
+    x = [float(trial.settings[key]) for trial in trials]
+    return Curve(name, x, [100 * trial.accuracy for trial in trials], style="points")

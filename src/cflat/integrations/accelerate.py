@@ -13,8 +13,6 @@ from torch.optim import Optimizer
 
 from cflat.integrations._micro_batches import MicroBatches, flat_optimizer
 
-__all__ = ["FlatSteps"]
-
 
 class FlatSteps:
     """Evaluate one micro-batch per call, and step when Accelerate says that the gradients are complete.

@@ -9,8 +9,6 @@ from avalanche.core import SupervisedPlugin
 from cflat.integrations._micro_batches import flat_optimizer
 from cflat.optim._guards import RandomGuard
 
-__all__ = ["FlatPlugin"]
-
 
 class FlatPlugin(SupervisedPlugin):  # type: ignore[misc]
     """Add to a strategy's plugins, with an optimizer of cflat as the strategy's optimizer.
@@ -54,7 +52,7 @@ class FlatPlugin(SupervisedPlugin):  # type: ignore[misc]
 
         def trigger(event: str) -> None:
             for plugin in others:
-                getattr(plugin, event, _nothing)(strategy, **kwargs)
+                getattr(plugin, event, lambda *_, **__: None)(strategy, **kwargs)  # it may not know the event
 
         strategy.loss = strategy._make_empty_loss()
         trigger("before_forward")
@@ -64,7 +62,3 @@ class FlatPlugin(SupervisedPlugin):  # type: ignore[misc]
         trigger("before_backward")
         strategy.backward()
         trigger("after_backward")
-
-
-def _nothing(*_: Any, **__: Any) -> None:
-    """Stand in for an event that a plugin does not know."""

@@ -10,9 +10,7 @@ from transformers import Trainer, TrainerCallback
 
 from cflat.integrations._micro_batches import MicroBatches, flat_optimizer
 from cflat.optim import SharpnessAware
-from cflat.optim._leftovers import mark_gradients
-
-__all__ = ["FlatSteps", "FlatTrainer"]
+from cflat.optim._callers import mark_gradients
 
 _ADVICE = "Pass optimizers=(cflat.CFlatTurbo(torch.optim.AdamW(...), model=model), None) to the trainer."
 

@@ -11,8 +11,6 @@ from torch import Tensor
 from cflat._errors import ClosureError
 from cflat.optim import SharpnessAware
 
-__all__ = ["InftyAdapter", "as_closure"]
-
 LossFunction: TypeAlias = Callable[[], tuple[Any, Sequence[Tensor]]]
 """What PILOT's ``create_loss_fn(inputs, targets)`` returns: a function that gives logits and a list of losses."""
 

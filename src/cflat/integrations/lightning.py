@@ -21,8 +21,6 @@ from cflat._errors import ClosureError
 from cflat.integrations._micro_batches import MicroBatches
 from cflat.optim import SharpnessAware
 
-__all__ = ["FlatCallback"]
-
 
 class FlatCallback(Callback):  # type: ignore[misc]
     """Add to the trainer's callbacks; needed for accumulation and for true logs, good for telemetry.

@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-import inspect
 import weakref
 from abc import abstractmethod
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from cflat._errors import ClosureError
 from cflat._ranges import CountOrZero, check, checked
-from cflat.optim._clients import is_absent, refuse_skipped_micro_batches
+from cflat.optim._callers import is_absent, refuse_late_changes, refuse_scaler, refuse_skipped_micro_batches
 from cflat.optim._guards import BufferGuard, RandomGuard
-from cflat.optim._leftovers import refuse_late_changes
 from cflat.optim._memory import DirectionMemory
 from cflat.optim._options import StepOptions
 from cflat.optim._passes import Direction, Evaluation, Passes
-from cflat.optim._scaling import refuse_scaler
-from cflat.optim._schedules import Radius, radius_at
+from cflat.optim._schedules import Radius
 from cflat.optim._telemetry import Branch, Outcome, Telemetry
+from cflat.optim._wrapper import Wrapper
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -38,7 +35,7 @@ __all__ = ["SharpnessAware", "StepOptions"]
 _STATE_VERSION = 2
 
 
-class SharpnessAware(Optimizer):
+class SharpnessAware(Wrapper):
     """Wrap a torch optimizer so that it descends along a direction computed from several evaluations.
 
     A subclass writes `direction`, and `extra_state` if it keeps scalars. Everything else happens here and in
@@ -73,22 +70,9 @@ class SharpnessAware(Optimizer):
         rho: Radius | None = None,
         options: StepOptions | None = None,
     ) -> None:
-        if isinstance(base, type) or not isinstance(base, Optimizer):
-            raise TypeError(
-                f"base must be a torch optimizer, for example torch.optim.SGD(model.parameters(), lr=0.1), "
-                f"got {base!r}."
-            )
-        if isinstance(base, SharpnessAware):
-            raise TypeError(f"base must be a plain torch optimizer, got {type(base).__name__}, which wraps one.")
-        try:
-            inspect.signature(base.step).bind()
-        except TypeError:
-            name = type(base).__name__
-            raise TypeError(f"base must be able to step without a closure, got {name}, which cannot.") from None
+        super().__init__(base)
         if not isinstance(options, StepOptions | None):
             raise ValueError(f"options must be a StepOptions, for example StepOptions(max_norm=1.0), got {options!r}.")
-        self._is_linked = False
-        self.base = base
         self.options = options or StepOptions()
         self.telemetry = Telemetry()
         self.task_index = 0
@@ -100,11 +84,9 @@ class SharpnessAware(Optimizer):
         self._random = RandomGuard(self.options.replay_rng)
         self._gradient_hooks: OrderedDict[int, Callable[[Evaluation], None]] = OrderedDict()
         self._in_flight: weakref.ref[Passes] | None = None
-        self._last: dict[str, Any] = {}
-        self._saved_state: dict[str, Any] = {}
+        self._noted: dict[str, Any] = {}  # by the step in flight, for the telemetry
+        self._saved_state: dict[str, Any] = {}  # from before the step in flight
         self._has_just_looped = False
-        super().__init__(base.param_groups, base.defaults)
-        self._is_linked = True
 
     # -- the algorithm ------------------------------------------------------------------------------------------
 
@@ -139,9 +121,12 @@ class SharpnessAware(Optimizer):
     @property
     def rho(self) -> float:
         """The radius of the present step; 0 for an optimizer that has none."""
-        if self._radius is None:
-            return 0.0
-        return radius_at(self._radius, self.telemetry.steps, float(self.param_groups[0]["lr"]))
+        if not callable(self._radius):
+            return self._radius or 0.0
+        step = self.telemetry.steps
+        radius = float(self._radius(step, float(self.param_groups[0]["lr"])))
+        check(f"rho at step {step}", radius, at_least=0)  # 0 makes the step plain
+        return radius
 
     def memory(self, name: str) -> DirectionMemory:
         """Return the direction that is remembered under ``name`` from step to step."""
@@ -149,12 +134,16 @@ class SharpnessAware(Optimizer):
 
     def count(self, branch: Branch, outcome: Outcome, **norms: float) -> None:
         """Note what this step did in one branch; becomes part of the telemetry when the step completes."""
-        self._last[branch] = outcome
-        self._last.update(norms)
+        self._noted[branch] = outcome
+        self._noted.update(norms)
+
+    def cache_age(self) -> dict[str, int]:
+        """Return for each cached branch the steps since its exact computation; optimizers with caches override it."""
+        return {}
 
     def note_error(self, error: float, orthogonal: float) -> None:
         """Note how far a surrogate was from what this step has computed; counted when the step completes."""
-        self._last["error"], self._last["error_orthogonal"] = error, orthogonal
+        self._noted["error"], self._noted["error_orthogonal"] = error, orthogonal
 
     # -- the two doors ------------------------------------------------------------------------------------------
 
@@ -241,51 +230,11 @@ class SharpnessAware(Optimizer):
         """Return the hooks that want to see gradients."""
         return list(self._gradient_hooks.values())
 
-    # -- what belongs to the base optimizer ---------------------------------------------------------------------
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """The base optimizer's parameter groups."""
-        return self.base.param_groups
-
-    @param_groups.setter
-    def param_groups(self, groups: list[dict[str, Any]]) -> None:
-        if self._is_linked:
-            self.base.param_groups = groups
-
-    @property
-    def state(self) -> defaultdict[Tensor, Any]:  # type: ignore[override]
-        """The base optimizer's state; what this wrapper keeps lives elsewhere."""
-        return self.base.state
-
-    @state.setter
-    def state(self, state: defaultdict[Tensor, Any]) -> None:
-        if self._is_linked:
-            self.base.state = state
-
-    @property
-    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
-        """The base optimizer's defaults."""
-        return self.base.defaults
-
-    @defaults.setter
-    def defaults(self, defaults: dict[str, Any]) -> None:
-        if self._is_linked:
-            self.base.defaults = defaults
-
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group to the base optimizer, for example for a head that has grown."""
+        """Add a group to the base optimizer, for example for a head that has grown; gives up a step in flight."""
         if self._is_linked:
             self._settle()
-            self.base.add_param_group(param_group)
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients of all parameters."""
-        self.base.zero_grad(set_to_none)
-
-    def all_params(self) -> list[Tensor]:
-        """Return the parameters of all groups, in order."""
-        return [param for group in self.param_groups for param in group["params"]]
+        super().add_param_group(param_group)
 
     # -- checkpoints --------------------------------------------------------------------------------------------
 
@@ -338,19 +287,7 @@ class SharpnessAware(Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         self._settle()
-        # A scheduler's patch of `step` and hooks belong to this instance, as with any torch optimizer.
-        own = {k: v for k, v in self.__dict__.items() if k != "step" and not k.startswith("_optimizer_")}
-        return {**own, "_gradient_hooks": OrderedDict()}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        super().__setstate__({})
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        # The wrappers of Lightning and Fabric take on our class but hold the optimizer in `_optimizer`: state that our
-        # methods set through them must not split off. LR schedulers patch `step` on the object that they are given.
-        is_own = name in self.__dict__ or name == "step"
-        object.__setattr__(self if is_own else self.__dict__.get("_optimizer", self), name, value)
+        return {**super().__getstate__(), "_gradient_hooks": OrderedDict()}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(rho={self._radius}, base={type(self.base).__name__})"
@@ -373,7 +310,7 @@ class SharpnessAware(Optimizer):
         self._settle()
         self._has_just_looped = False
         self._in_flight = weakref.ref(passes)  # weak, so that a loop that is left early drops and undoes its step
-        self._last = {}
+        self._noted = {}
         self._saved_state = self.extra_state()
         for memory in self._memories.values():
             memory.begin()
@@ -391,59 +328,11 @@ class SharpnessAware(Optimizer):
         self.load_extra_state(self._saved_state)
         self._in_flight = None
 
-    def _commit(self) -> None:
-        self.task_step += 1
-        self._in_flight = None
-
     def _complete(self, num_evaluations: int, is_finite: bool) -> None:
         """Count a step that was taken, or skipped because it was not finite."""
         self._opt_called = True  # what LR schedulers look at; `passes` does not go through `step`
-        counters, rho = self.telemetry, self.rho
-        counters.steps += 1
-        counters.evaluations += num_evaluations
-        if not is_finite:
-            counters.nonfinite += 1
-            counters.last = {"evaluations": num_evaluations, "nonfinite": True}
-            return
-        for branch in ("sharpness", "flatness"):
-            outcome = self._last.get(branch)
-            if outcome is not None:
-                counter = getattr(counters, branch)
-                setattr(counter, outcome, getattr(counter, outcome) + 1)
-        if "error" in self._last:
-            counters.surrogate.add(self._last["error"], self._last["error_orthogonal"])
-        counters.cache_age = self.cache_age()
-        counters.last = {"evaluations": num_evaluations, "rho": rho, **self._last}
-
-    def cache_age(self) -> dict[str, int]:
-        """Return for each cached branch the steps since its exact computation; optimizers with caches override it."""
-        return {}
-
-    def _without_sync(self) -> AbstractContextManager[Any]:
-        """Return the context in which evaluations run: DDP's ``no_sync`` if ranks perturb on their own."""
-        no_sync = getattr(self._model, "no_sync", None)
-        if self.options.perturbation != "local":
-            return nullcontext()
-        if no_sync is None and self.process_group is not None:
-            raise ClosureError(
-                "StepOptions(perturbation='local') needs model= to be the network as DistributedDataParallel wraps it: "
-                "otherwise ranks exchange their gradients before they perturb."
-            )
-        return nullcontext() if no_sync is None else _Reusable(no_sync)
-
-
-class _Reusable(AbstractContextManager[None]):
-    """Enter a one-shot context manager afresh for each evaluation; leaving it twice is harmless."""
-
-    def __init__(self, make: Callable[[], AbstractContextManager[Any]]) -> None:
-        self._make = make
-        self._entered: list[AbstractContextManager[Any]] = []
-
-    def __enter__(self) -> None:
-        context = self._make()
-        context.__enter__()
-        self._entered.append(context)
-
-    def __exit__(self, *error: object) -> None:
-        while self._entered:
-            self._entered.pop().__exit__(None, None, None)
+        self.telemetry.add_step(num_evaluations, {"rho": self.rho, **self._noted} if is_finite else None)
+        if is_finite:
+            self.task_step += 1
+            self._in_flight = None
+            self.telemetry.cache_age = self.cache_age()

@@ -19,10 +19,7 @@ class BufferGuard:
 
     Guards every buffer (running statistics, their counters, spectral-norm vectors, those of custom layers), not
     BatchNorm's momentum: the first evaluation updates them as in plain training, and after the last one they are
-    put back to that state, whether they were changed in place or replaced.
-
-    Args:
-        module: The module to guard; None guards nothing.
+    put back to that state, whether they were changed in place or replaced. Without a module nothing is guarded.
     """
 
     def __init__(self, module: nn.Module | None) -> None:
@@ -66,9 +63,6 @@ class RandomGuard:
 
     After the step the generators stand where the first evaluation left them, so a step consumes as much randomness
     as in plain training.
-
-    Args:
-        is_enabled: Whether to replay at all.
     """
 
     def __init__(self, is_enabled: bool) -> None:

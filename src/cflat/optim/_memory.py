@@ -52,11 +52,11 @@ class DirectionMemory:
         The result shares the memory's storage, so that in-place updates are remembered, and keeps its norm from one
         call to the next while the parameters stay the same.
         """
-        if self._is_last(params, like):
-            return self.recall_or_zero(params, like)
-        covered = sum(p.numel() for p, t in zip(params, like.tensors, strict=True) if self._part(p, t) is not None)
-        is_enough = covered >= _ENOUGH * sum(param.numel() for param in params)
-        return self.recall_or_zero(params, like) if is_enough else None
+        if not self._is_last(params, like):
+            covered = sum(p.numel() for p, t in zip(params, like.tensors, strict=True) if self._part(p, t) is not None)
+            if covered < _ENOUGH * sum(param.numel() for param in params):
+                return None
+        return self.recall_or_zero(params, like)
 
     def recall_or_zero(self, params: Sequence[Tensor], like: Vector) -> Vector:
         """Return the remembered vector for ``params``, with zeros for what was never remembered."""

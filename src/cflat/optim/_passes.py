@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
 from cflat._errors import ClosureError
-from cflat.optim._leftovers import holds_foreign_gradient, mark_gradients
+from cflat.optim._callers import holds_foreign_gradient, mark_gradients
 from cflat.optim._scaling import LossScale
 from cflat.optim._vectors import NonFiniteError, Vector
 from cflat.optim._weights import Weights
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from cflat.optim._base import SharpnessAware
 
 Direction: TypeAlias = Generator[str | None, Vector, Vector]
@@ -61,7 +59,7 @@ class Passes:
         self._scale = LossScale(scaler, optimizer)
         self._weights = Weights(optimizer.all_params(), optimizer.process_group)
         self._algorithm: Direction | None = None
-        self._sync: AbstractContextManager[Any] = nullcontext()
+        self._context = ExitStack()  # of the evaluation that is under way
         self._index = -1
         self._asked: str | None = None
         self._is_loop = is_loop
@@ -75,9 +73,7 @@ class Passes:
     def __enter__(self) -> Passes:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         was_never_begun = self._state == "new"
         self.close()
         if was_never_begun and kind is None:
@@ -108,7 +104,7 @@ class Passes:
             self._run_hooks(self._optimizer._optimizer_step_post_hooks)
             raise StopIteration
         self._index += 1
-        self._sync.__enter__()
+        self._context.enter_context(self._new_context())
         return self._index
 
     def close(self, interrupted: bool = False) -> None:
@@ -124,11 +120,17 @@ class Passes:
         optimizer = self._optimizer
         has_gradients = holds_foreign_gradient(self._weights.candidates)
         if has_gradients and self.replays and not optimizer._adds_to_gradients:
-            raise ClosureError(_lost_gradients(optimizer))
+            raise ClosureError(
+                f"{type(optimizer).__name__} found gradients that were accumulated before this step, which it would "
+                "have to drop: it needs all micro-batches again at other weights. Loop over the micro-batches inside "
+                "the closure or inside optimizer.passes(), or keep them with cflat.integrations, which serves "
+                "Lightning, Trainer, Accelerate and trainers of your own. If these gradients are left over, call "
+                "optimizer.zero_grad() before the step."
+            )
         self._run_hooks(optimizer._optimizer_step_pre_hooks)
         optimizer._open(self)
         self._state = "open"
-        self._sync = optimizer._without_sync()
+        self._new_context = _contexts_of(optimizer)
         with torch.no_grad():
             optimizer._buffers.start()
             optimizer._random.start(param.device for param in self._weights.candidates)
@@ -147,7 +149,7 @@ class Passes:
 
     @torch.no_grad()
     def _advance(self) -> bool:
-        self._sync.__exit__(None, None, None)
+        self._context.close()
         is_done, direction = self._ask()
         if is_done:
             self._finish(direction)
@@ -174,21 +176,18 @@ class Passes:
         return False, None
 
     def _collect(self) -> Vector:
-        if not any(param.grad is not None for param in self._weights.candidates):
-            self._require_gradients()
+        params = self._weights.candidates
+        is_missing = all(param.grad is None for param in params)
+        if is_missing and any(param.requires_grad for param in params):  # in order only if all are frozen
+            raise ClosureError(
+                f"Evaluation {self._index + 1} of this step left no gradient in any parameter of the optimizer. Call "
+                "loss.backward() in every evaluation, on a loss that depends on these parameters."
+            )
         gradient = self._weights.collect(self._scale.value)
         options = self._optimizer.options
         if options.max_norm is not None and options.clip == "each":
             _clip_(gradient, options.max_norm)
         return gradient
-
-    def _require_gradients(self) -> None:
-        """Raise unless it is in order that no parameter has a gradient: because all are frozen."""
-        if any(param.requires_grad for param in self._weights.candidates):
-            raise ClosureError(
-                f"Evaluation {self._index + 1} of this step left no gradient in any parameter of the optimizer. Call "
-                "loss.backward() in every evaluation, on a loss that depends on these parameters."
-            )
 
     def _finish(self, direction: Vector | None) -> None:
         """Apply the direction, or skip the step if there is none that is finite."""
@@ -205,7 +204,6 @@ class Passes:
             self._weights.assign(self._scale.apply_(direction))
             self._scale.step(optimizer.base)
             mark_gradients(self._weights.params)
-            optimizer._commit()
         self._state = "closed"
         optimizer._complete(self._index + 1, is_finite=direction is not None)
         optimizer._has_just_looped = self._is_loop
@@ -228,7 +226,7 @@ class Passes:
         """Return from wherever the algorithm has moved to."""
         if self._algorithm is not None:
             self._algorithm.close()
-        self._sync.__exit__(None, None, None)
+        self._context.close()
         with torch.no_grad():
             self._weights.restore()
 
@@ -246,13 +244,17 @@ class Passes:
                 hook(self._optimizer, (self._optimizer,), {})
 
 
-def _lost_gradients(optimizer: SharpnessAware) -> str:
-    return (
-        f"{type(optimizer).__name__} found gradients that were accumulated before this step, which it would have to "
-        "drop: it needs all micro-batches again at other weights. Loop over the micro-batches inside the closure or "
-        "inside optimizer.passes(), or keep them with cflat.integrations, which serves Lightning, Trainer, Accelerate "
-        "and trainers of your own. If these gradients are left over, call optimizer.zero_grad() before the step."
-    )
+def _contexts_of(optimizer: SharpnessAware) -> Callable[[], AbstractContextManager[Any]]:
+    """Return what makes the context of an evaluation: DDP's ``no_sync`` if ranks perturb on their own."""
+    if optimizer.options.perturbation != "local":
+        return nullcontext
+    no_sync: Callable[[], AbstractContextManager[Any]] | None = getattr(optimizer._model, "no_sync", None)
+    if no_sync is None and optimizer.process_group is not None:
+        raise ClosureError(
+            "StepOptions(perturbation='local') needs model= to be the network as DistributedDataParallel wraps it: "
+            "otherwise ranks exchange their gradients before they perturb."
+        )
+    return no_sync or nullcontext
 
 
 def _clip_(vector: Vector, max_norm: float) -> None:

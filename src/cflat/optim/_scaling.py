@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 class LossScale:
     """The factor by which one step's gradients are too large, and the scaler that must hear how the step went.
 
-    Args:
-        scaler: A GradScaler; None, or one that is disabled, does nothing.
-        optimizer: Whose step it is.
+    Without a GradScaler, or with one that is disabled, the factor is 1.
     """
 
     def __init__(self, scaler: Any, optimizer: SharpnessAware) -> None:
@@ -59,15 +57,3 @@ class LossScale:
             params[0].grad = torch.full_like(params[0], float("inf"))
             self._scaler.step(base)
             params[0].grad = None
-
-
-def refuse_scaler(optimizer: SharpnessAware) -> None:
-    """Raise if it is a GradScaler that is calling ``optimizer.step``, since its gradients are scaled."""
-    if not hasattr(optimizer, "found_inf"):
-        return
-    for name in ("found_inf", "grad_scale"):  # what the scaler left behind would refuse the next, right call as well
-        delattr(optimizer, name)
-    raise ClosureError(
-        f"GradScaler.step({type(optimizer).__name__}, ...) cannot drive an optimizer that evaluates several times. "
-        "Write optimizer.step(closure, scaler=scaler), then scaler.update()."
-    )

@@ -51,12 +51,3 @@ class TiedToLR:
     def __call__(self, step: int, lr: float) -> float:
         share = min(max((lr - self.lr_min) / (self.lr_max - self.lr_min), 0.0), 1.0)
         return self.rho_min + (self.rho_max - self.rho_min) * share
-
-
-def radius_at(radius: Radius, step: int, lr: float) -> float:
-    """Return the radius of one step; a schedule may return 0, which makes the step plain."""
-    if not callable(radius):
-        return radius
-    value = float(radius(step, lr))
-    check(f"rho at step {step}", value, at_least=0)
-    return value

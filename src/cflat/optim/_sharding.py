@@ -14,11 +14,7 @@ from torch.nn import Parameter
 
 
 class Sharding:
-    """How the tensors of a vector are spread, by parameter.
-
-    Args:
-        params: The parameters to which the tensors belong; those that are no DTensors count as the same on all ranks.
-    """
+    """How the tensors of a vector are spread, by parameter; those of plain parameters are the same on all ranks."""
 
     def __init__(self, params: Sequence[Tensor]) -> None:
         self._members: dict[Any, list[int]] = {}

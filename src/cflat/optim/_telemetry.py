@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 Branch = Literal["sharpness", "flatness"]
 Outcome = Literal["refreshed", "reused", "skipped"]
@@ -75,6 +76,22 @@ class Telemetry:
     def evaluations_per_step(self) -> float:
         """Mean number of evaluations per completed step; 0 before the first."""
         return self.evaluations / self.steps if self.steps else 0.0
+
+    def add_step(self, num_evaluations: int, noted: Mapping[str, Any] | None) -> None:
+        """Count a step with what it has noted; None counts one that was skipped because it was not finite."""
+        self.steps += 1
+        self.evaluations += num_evaluations
+        if noted is None:
+            self.nonfinite += 1
+            self.last = {"evaluations": num_evaluations, "nonfinite": True}
+            return
+        for branch in get_args(Branch):
+            if branch in noted:
+                counter, outcome = getattr(self, branch), noted[branch]
+                setattr(counter, outcome, getattr(counter, outcome) + 1)
+        if "error" in noted:
+            self.surrogate.add(noted["error"], noted["error_orthogonal"])
+        self.last = {"evaluations": num_evaluations, **noted}
 
     def as_dict(self) -> dict[str, Any]:
         """Return all counters as plain numbers, for logs and checkpoints."""

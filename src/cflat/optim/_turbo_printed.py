@@ -24,13 +24,7 @@ if TYPE_CHECKING:
 
 
 class Printed:
-    """The two branches of Algorithm 1.
-
-    Args:
-        turbo: The optimizer, for its settings, memories and counters.
-        decay: Share of the past in the triggers' statistics.
-        beta: Length of a reused component relative to its reference gradient.
-    """
+    """The two branches of Algorithm 1; settings, memories and counters are the optimizer's."""
 
     def __init__(self, turbo: CFlatTurbo, decay: float, beta: float) -> None:
         self.turbo = turbo
@@ -105,7 +99,6 @@ class Printed:
         return {"sharp": self.sharp.state(), "flat": self.flat.state()}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Take over what `state` returned."""
         self.sharp.load(state["sharp"])
         self.flat.load(state["flat"])
 
@@ -131,14 +124,7 @@ class _Branch:
     """One regularization term with its trigger and its cached direction.
 
     The term v (g_s - g, or g_f) is simulated from its reference gradient (g, or g_0) and the cached component of v
-    orthogonal to it, as v = a * reference + c * |reference| * unit(cache).
-
-    Args:
-        rules: How open points are read.
-        decay: Share of the past in the trigger's statistics.
-        along: The coefficient a of the printed surrogate.
-        beta: The coefficient c of the printed surrogate.
-        memory: Where the component is kept.
+    orthogonal to it, as v = a * reference + c * |reference| * unit(cache). Printed are a = ``along`` and c = ``beta``.
     """
 
     def __init__(self, rules: TurboRules, decay: float, *, along: float, beta: float, memory: DirectionMemory) -> None:
@@ -173,20 +159,14 @@ class _Branch:
         return v.add_(reference, along) if along else v
 
     def reset(self) -> None:
-        """Begin a task."""
         self.trigger.reset()
         self.refreshed_at = 0
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint must hold besides the memory."""
-        return {
-            "trigger": self.trigger.state(),
-            "coefficients": list(self.coefficients),
-            "refreshed_at": self.refreshed_at,
-        }
+        coefficients = list(self.coefficients)
+        return {"trigger": self.trigger.state(), "coefficients": coefficients, "refreshed_at": self.refreshed_at}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Take over what `state` returned."""
         self.trigger.load(state["trigger"])
         along, beta = state["coefficients"]
         self.coefficients, self.refreshed_at = (along, beta), state["refreshed_at"]

@@ -64,18 +64,12 @@ class Vector:
     @property
     def norm(self) -> float:
         """The Euclidean norm of this rank's vector; costs one host synchronisation the first time."""
-        if self._norm is None:
-            read(self)
-        assert self._norm is not None
-        return self._norm
+        return read(self)[0] if self._norm is None else self._norm
 
     @property
     def agreed_norm(self) -> float:
         """The mean of the ranks' norms: equal on all ranks, so decisions must be based on it."""
-        if self._agreed is None:
-            read(self)
-        assert self._agreed is not None
-        return self._agreed
+        return read(self, agreed=True)[0] if self._agreed is None else self._agreed
 
     @property
     def known_norm(self) -> float | None:
@@ -186,7 +180,12 @@ def read(*items: Vector | Tensor, agreed: bool = False) -> list[float]:
     squares = [item.sq_norm() if isinstance(item, Vector) else item for item in items]
     packed = _stack(squares)
     group = next((item.group for item in items if isinstance(item, Vector)), None)
-    local, shared = _with_average(packed, group)
+    if group is None:
+        local = shared = packed.tolist()
+    else:
+        total = packed.clone()
+        torch.distributed.all_reduce(total, group=group)
+        local, shared = torch.stack((packed, total / _size(group))).tolist()
     if not all(math.isfinite(value) for value in (*local, *shared)):
         raise NonFiniteError("A gradient of this step is Inf or NaN.")
     values = []
@@ -201,7 +200,7 @@ def read(*items: Vector | Tensor, agreed: bool = False) -> list[float]:
 def dot(left: Vector, right: Vector) -> Tensor:
     """Return the inner product as a scalar on the device, without synchronising."""
     dtype = _accumulator(left.tensors)
-    if any(_is_low_precision(tensor) for tensor in left.tensors):
+    if any(tensor.dtype in (torch.float16, torch.bfloat16) for tensor in left.tensors):
         products = [a.to(dtype) * b.to(dtype) for a, b in zip(left.tensors, right.tensors, strict=True)]
     else:
         products = list(torch._foreach_mul(left.tensors, right.tensors))
@@ -226,10 +225,6 @@ def _times(norm: float | None, alpha: float) -> float | None:
     return None if norm is None else abs(alpha) * norm
 
 
-def _is_low_precision(tensor: Tensor) -> bool:
-    return tensor.dtype in (torch.float16, torch.bfloat16)
-
-
 def _accumulator(tensors: list[Tensor]) -> torch.dtype:
     """The dtype in which sums over these tensors are accumulated."""
     if any(tensor.dtype == torch.float64 for tensor in tensors):
@@ -245,17 +240,6 @@ def _stack(scalars: Sequence[Tensor]) -> Tensor:
         dtype = max((scalar.dtype for scalar in scalars), key=lambda dtype: dtype.itemsize)
         scalars = [scalar.to(first.device, dtype) for scalar in scalars]
     return torch.stack(list(scalars))
-
-
-def _with_average(values: Tensor, group: ProcessGroup | None) -> tuple[list[float], list[float]]:
-    """Return this rank's values and their mean over the ranks, with one host synchronisation."""
-    if group is None:
-        local: list[float] = values.tolist()
-        return local, local
-    shared = values.clone()
-    torch.distributed.all_reduce(shared, group=group)
-    own, mean = torch.stack((values, shared / _size(group))).tolist()
-    return own, mean
 
 
 def _size(group: ProcessGroup | None) -> int:

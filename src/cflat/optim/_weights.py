@@ -20,11 +20,8 @@ class Weights:
 
     The first collected gradient decides which those are: parameters without a gradient are never touched. In later
     evaluations a gradient that vanished counts as zero and one that appeared is ignored. The original values are
-    copied at the first move and copied back by `restore`; storage never changes.
-
-    Args:
-        candidates: All parameters of the optimizer.
-        group: The ranks that must agree on decisions.
+    copied at the first move and copied back by `restore`; storage never changes. ``candidates`` are all parameters of
+    the optimizer, and the ranks of ``group`` agree on decisions.
     """
 
     def __init__(self, candidates: Sequence[Tensor], group: ProcessGroup | None = None) -> None:

@@ -6,14 +6,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from cflat._ranges import NotNegative, Positive
-from cflat.optim._base import SharpnessAware, StepOptions
-from cflat.optim._catalog import register_optimizer
-from cflat.optim._passes import Direction
-from cflat.optim._schedules import Radius
 from cflat.optim._vectors import dot, read
-from cflat.optim._weights import Weights
-
-__all__ = ["GAM"]
+from cflat.optim.engine import Direction, Radius, SharpnessAware, StepOptions, Weights, register_optimizer
 
 
 @register_optimizer(

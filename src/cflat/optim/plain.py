@@ -5,12 +5,7 @@ from __future__ import annotations
 from torch import nn
 from torch.optim import Optimizer
 
-from cflat.optim._base import SharpnessAware, StepOptions
-from cflat.optim._catalog import register_optimizer
-from cflat.optim._passes import Direction
-from cflat.optim._weights import Weights
-
-__all__ = ["Plain"]
+from cflat.optim.engine import Direction, SharpnessAware, StepOptions, Weights, register_optimizer
 
 
 @register_optimizer("none", title="plain", summary="the base optimizer alone", evaluations="1", held=0)

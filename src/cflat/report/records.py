@@ -77,11 +77,7 @@ def read_records(roots: Iterable[Path]) -> tuple[list[RunRecord], list[Problem]]
 
 
 def require_records(roots: Iterable[str | Path], purpose: str) -> tuple[list[RunRecord], list[Problem]]:
-    """Read all runs as `read_records` does.
-
-    Raises:
-        DataError: If there is none that can be read.
-    """
+    """Read all runs as `read_records` does; raise a `DataError` if there is none that can be read."""
     records, problems = read_records(map(Path, roots))
     if not records:
         reasons = " ".join(dict.fromkeys(problem.message for problem in problems))

@@ -23,8 +23,10 @@ def accuracy_table(groups: Sequence[Group]) -> Table:
         rivals = [other for other in done if other.circumstances == group.circumstances]
         reference = reference_of(rivals)
         cells = [_accuracy(group, name, rivals) for name in HEADLINES]
-        alone = Cell("-" if len(rivals) == 1 else "reference")
-        change = alone if reference is None or reference is group else _difference(group, reference)
+        change = Cell("-" if len(rivals) == 1 else "reference")
+        if reference is not None and reference is not group:
+            found = difference_to(reference, group, "avg")
+            change = Cell("no common seed") if found is None else Cell(found.text(scale=100), 100 * found.mean)
         seeds = len(group.finished)
         rows.append((Cell(group.name), Cell(str(seeds), seeds), *cells, change))
     definitions = "; ".join(f"{METRICS[name].title}: {METRICS[name].definition}" for name in HEADLINES)
@@ -121,11 +123,6 @@ def _accuracy(group: Group, name: str, rivals: Sequence[Group]) -> Cell:
     means = [other.spread(name).mean for other in rivals]
     best = max(means) if METRICS[name].is_gain else min(means)
     return Cell(value.text(scale=100), 100 * value.mean, is_best=len(set(means)) > 1 and value.mean == best)
-
-
-def _difference(group: Group, reference: Group) -> Cell:
-    found = difference_to(reference, group, "avg")
-    return Cell("no common seed") if found is None else Cell(found.text(scale=100), 100 * found.mean)
 
 
 def _kinds(group: Group, branch: str) -> Cell:

@@ -74,22 +74,14 @@ def write_report(
 
 
 def write_page(data: ReportData, out: Path) -> None:
-    """Write a page.
-
-    Raises:
-        DataError: If it cannot be written.
-    """
+    """Write a page, or raise a `DataError` that says why it cannot be written."""
     make_folder(out.parent)
     # Names of folders need not be valid text.
     write_atomic(out, build_page(data, cflat.__version__).encode("utf-8", errors="replace"))
 
 
 def collect_report(roots: Sequence[str | Path], title: str | None = None) -> Report:
-    """Read all runs and say what the page shows.
-
-    Raises:
-        DataError: If there is no run that can be read.
-    """
+    """Read all runs, of which there must be one, and say what the page shows."""
     records, problems = require_records(roots, "report")
     groups = group_records(records)
     scenarios = _by_scenario(groups)

@@ -17,7 +17,7 @@ from cflat.config.presets import resolve_config
 from cflat.config.variants import parse_variant
 from cflat.figures.runs import SweepPoint
 from cflat.figures.static import save
-from cflat.figures.tuning import rate_figure
+from cflat.figures.sweeps import rate_figure
 from cflat.metrics import spread
 from cflat.report.groups import title_of
 from cflat.runs.folder import RunFolder

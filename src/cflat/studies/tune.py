@@ -32,7 +32,7 @@ from cflat.config.run_config import RunConfig
 from cflat.config.variants import Variant, parse_variant
 from cflat.config.yaml_text import load_yaml
 from cflat.figures.static import save
-from cflat.figures.tuning import SEARCH_COLORS, TrialPoint, search_figure
+from cflat.figures.sweeps import SEARCH_COLORS, TrialPoint, search_figure
 from cflat.report.groups import title_of
 from cflat.runs.folder import RunFolder
 from cflat.runs.jobs import Executor, Job, finish_jobs

@@ -21,13 +21,11 @@ from cflat.data import Batch, BatchLoader, ImageSet, Task
 from cflat.methods import Phase
 from cflat.optim import SharpnessAware, create_optimizer
 from cflat.train.evaluate import Extractor
-from cflat.train.loop import OptimizerChoice, _Run
+from cflat.train.loop import _Run
 from cflat.train.meters import count_flops
 from cflat.train.objective import Objective
 from cflat.train.observer import Observer, StepEvent
-from cflat.train.state import Position
-
-__all__ = ["Calibration", "PhaseRates", "PhaseWork", "Rates", "Times", "Work", "clock", "expected_evaluations"]
+from cflat.train.state import OptimizerChoice, Position
 
 Times: TypeAlias = npt.NDArray[np.float64]
 """Wall seconds and CPU seconds: beside other jobs, the second is the one that can be trusted."""
@@ -142,25 +140,19 @@ class Calibration(_Run):
     def measure(self, task: Task) -> tuple[Work, Rates]:
         """Count what a task does, do a little of it, and return what that cost."""
         self.position, self.is_grown = Position(task.index), False
-        started = clock()
         self.few.passes, self.few.spent = np.zeros(2), np.zeros(2)
-        self.start_task(task)
-        elapsed = clock() - started
+        elapsed = _elapsed(lambda: self.start_task(task))
         work = self._count(task)
         phases = {}
         for index, phase in enumerate(self.method.phases(task)):
             self.position = Position(task.index, index)
             phases[phase.name], outside = self._measure_phase(task, phase)
             elapsed = elapsed + outside
-        started = clock()
         self.method.eval()
-        self.method.finish_task(task, self.extract)
-        elapsed = elapsed + clock() - started
+        elapsed = elapsed + _elapsed(lambda: self.method.finish_task(task, self.extract))
         first_look, next_look, look_flops = self._measure_looks(task)
-        started = clock()
         self.position = Position(task.index + 1)
-        self._save()
-        saving = clock() - started
+        saving = _elapsed(self._save)
         return work, Rates(
             task.index,
             np.maximum(elapsed - self.few.spent, 0),
@@ -212,24 +204,16 @@ class Calibration(_Run):
         first, again = _elapsed(lambda: next(loader.epoch(0))), _elapsed(lambda: next(loader.epoch(0)))
         decoding = np.maximum(first - again, 0)
         flops_before = self.meter.flops
-        started = clock()
-        self.train_phase(task, phase)
-        elapsed = clock() - started
+        elapsed = _elapsed(lambda: self.train_phase(task, phase))
         steps = self.recorded
         # The steps that were not timed are steps all the same, and no part of what surrounds them.
         typical = np.median([spent for spent, _ in steps.durations], axis=0)
         outside = elapsed - steps.spent - steps.num_untimed * typical
         evaluation, batch = steps.evaluation, min(loader.batch_size, len(loader.images))
         step = np.median([spent - images * evaluation for spent, images in steps.durations], axis=0) - decoding
-        rates = PhaseRates(
-            np.maximum(step, 0),
-            evaluation,
-            decoding / batch,
-            steps.flops_per_step,
-            steps.flops_per_evaluation,
-        )
         self.meter.flops = flops_before
-        return rates, np.maximum(outside, 0)
+        flops = (steps.flops_per_step, steps.flops_per_evaluation)
+        return PhaseRates(np.maximum(step, 0), evaluation, decoding / batch, *flops), np.maximum(outside, 0)
 
     def _inspect_first_batch(self, objective: Objective, batch: Any) -> tuple[float, float]:
         flops = super()._inspect_first_batch(objective, batch)
@@ -280,8 +264,7 @@ class _Steps(Observer):
         self._num_begun += 1
         if self._num_begun == 2:
             started = clock()
-            closure = objective.closure(batch)
-            self.evaluation = _typical(closure) / len(batch)
+            self.evaluation = _typical(objective.closure(batch)) / len(batch)
             objective.method.network.zero_grad()
             self.spent = self.spent + clock() - started
 

@@ -20,8 +20,6 @@ from torch import Tensor
 from cflat._errors import DataError
 from cflat._files import sync_folder
 
-__all__ = ["CheckpointStore", "require_finite", "require_same"]
-
 logger = logging.getLogger(__name__)
 
 VERSION = 2
@@ -46,10 +44,8 @@ class CheckpointStore:
     """The checkpoints of one run, numbered; the newest two that are good are kept.
 
     A file appears under its name only when it is complete and on disk, so a kill at any moment leaves the last good
-    one in place; should it be damaged later, the one before is used. Other files in the folder are left alone.
-
-    Args:
-        folder: Where the files lie; made when the first is saved, in a folder that must exist.
+    one in place; should it be damaged later, the one before is used. Other files in the folder are left alone. It is
+    made when the first is saved, in a folder that must exist.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -59,11 +55,7 @@ class CheckpointStore:
         self._damaged: set[Path] = set()
 
     def save(self, state: dict[str, Any]) -> Path:
-        """Write a checkpoint, then remove those that it replaces.
-
-        Raises:
-            DataError: If it cannot be written, for example on a full disk; the old ones are kept then.
-        """
+        """Write a checkpoint, then remove those that it replaces; if a full disk refuses it, the old ones are kept."""
         before = self._found()
         number = before[-1].number + 1 if before else 1
         temporary = self.folder / f"{number:06d}.tmp-{os.getpid()}"
@@ -89,11 +81,7 @@ class CheckpointStore:
         return path
 
     def load(self) -> dict[str, Any] | None:
-        """Return the newest checkpoint that is unchanged, or None if there never was one.
-
-        Raises:
-            DataError: If there are checkpoints but none can be used, or the newest is of another version.
-        """
+        """Return the newest checkpoint that is unchanged, or None if there never was one."""
         found = self._found()
         for one in reversed(found):
             try:

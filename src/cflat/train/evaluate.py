@@ -13,8 +13,6 @@ from cflat.data import Batch, BatchLoader, ImageSet, Split, Stream, Task, Transf
 from cflat.methods import Method
 from cflat.train.runtime import Runtime
 
-__all__ = ["Extractor"]
-
 
 @dataclass
 class Extractor:

@@ -21,9 +21,7 @@ from cflat.train.records import epoch_record, task_record
 from cflat.train.runtime import Part, Runtime
 from cflat.train.schedules import lr_factor, make_base, set_lr
 from cflat.train.settings import BaseSettings, TrainSettings
-from cflat.train.state import Inputs, OptimizerChoice, Position, RunState, StateNotSaved, TrainingInterrupted
-
-__all__ = ["Inputs", "OptimizerChoice", "RunResult", "StateNotSaved", "TrainingInterrupted", "run_stream"]
+from cflat.train.state import Inputs, OptimizerChoice, Position, RunState
 
 
 @dataclass(frozen=True)

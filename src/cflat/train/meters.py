@@ -13,8 +13,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from cflat._settings import settings_class
 from cflat.optim import SurrogateError, Telemetry
 
-__all__ = ["Cost", "CostMeter", "StopWatch", "count_flops", "peak_memory_bytes"]
-
 WARMUP_STEPS = 10
 
 
@@ -128,12 +126,7 @@ class CostMeter:
 
 
 class StopWatch:
-    """Measure laps.
-
-    Args:
-        device: Where the work is done.
-        is_exact: Whether a lap waits for a GPU to end its work; without, work counts towards a later lap.
-    """
+    """Measure laps of work on a device; unless it is exact, a GPU's work may count towards a later lap."""
 
     def __init__(self, device: torch.device, *, is_exact: bool = True) -> None:
         self.device = device

@@ -12,9 +12,8 @@ from cflat._errors import CFlatError
 from cflat.data import Batch
 from cflat.methods import Method
 from cflat.nn.surgery import has_batchnorm
+from cflat.optim.engine import BufferGuard
 from cflat.train.runtime import Runtime, seed_everything
-
-__all__ = ["ImpureLossError", "Objective"]
 
 
 class ImpureLossError(CFlatError):
@@ -107,13 +106,12 @@ class Objective:
     def _gradients(self, batch: Batch) -> dict[str, Tensor]:
         """Return all gradients of one evaluation and leave buffers and gradients as they were."""
         network = self.method.network
-        buffers = {name: buffer.clone() for name, buffer in network.named_buffers()}
+        guard = BufferGuard(network)
+        guard.start()
         seed_everything(0)
         network.zero_grad()
         self.closure(batch)()
         gradients = {name: p.grad.clone() for name, p in network.named_parameters() if p.grad is not None}
         network.zero_grad()
-        with torch.no_grad():
-            for name, buffer in network.named_buffers():
-                buffer.copy_(buffers[name])
+        guard.undo()
         return gradients

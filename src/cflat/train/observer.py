@@ -13,8 +13,6 @@ from cflat.optim import SharpnessAware
 from cflat.train.objective import Objective
 from cflat.train.records import EpochRecord, TaskRecord
 
-__all__ = ["Observer", "Observers", "StepEvent"]
-
 
 @dataclass(frozen=True)
 class StepEvent:

@@ -16,8 +16,6 @@ from cflat.metrics.accuracy import AccuracyMatrix
 from cflat.optim import SharpnessAware
 from cflat.train.meters import Cost
 
-__all__ = ["EpochRecord", "Score", "TaskRecord", "epoch_record", "read_records", "task_record"]
-
 _COSTS = ("steps", "images", "evaluations", "images_per_second", "evaluations_per_step")
 
 

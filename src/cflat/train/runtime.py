@@ -25,8 +25,6 @@ from cflat.train.shards import replicate_rest_, shard_
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
-__all__ = ["Part", "Runtime", "count_devices", "seed_everything"]
-
 T = TypeVar("T")
 
 fabric = LazyModule("lightning_fabric")
@@ -36,13 +34,8 @@ _PRECISIONS = {"bf16": torch.bfloat16, "16": torch.float16}
 class Runtime:
     """Where a run takes place: one process, or one of several ranks that train together.
 
-    Started by torchrun, the ranks are those that it has started; else Fabric launches them.
-
-    Args:
-        settings: Devices, precision and threads.
-
-    Raises:
-        ConfigError: If the settings contradict torchrun.
+    Started by torchrun, the ranks are those that it has started, and settings that say otherwise are a `ConfigError`;
+    else Fabric launches them.
     """
 
     def __init__(self, settings: RuntimeSettings | None = None) -> None:
@@ -51,34 +44,26 @@ class Runtime:
             torch.set_num_threads(settings.threads)
         self.settings = settings
         devices, num_nodes = count_devices(settings)
+        strategy = "auto"
+        if devices * num_nodes > 1:
+            strategy = fabric.strategies.DDPStrategy(
+                timeout=timedelta(seconds=settings.timeout_seconds),
+                find_unused_parameters=settings.strategy == "ddp_find_unused_parameters_true",
+            )
         self._fabric: Fabric = fabric.Fabric(
-            accelerator=settings.accelerator,
-            devices=devices,
-            num_nodes=num_nodes,
-            strategy=_make_strategy(settings) if devices * num_nodes > 1 else "auto",
+            accelerator=settings.accelerator, devices=devices, num_nodes=num_nodes, strategy=strategy
         )
         self._fabric.launch()
         torch.backends.cudnn.benchmark = False
-
-    @property
-    def device(self) -> torch.device:
-        """The device of this rank."""
-        return self._fabric.device
-
-    @property
-    def rank(self) -> int:
+        self.device: torch.device = self._fabric.device
+        self.rank: int = self._fabric.global_rank
         """This process among all."""
-        return self._fabric.global_rank
-
-    @property
-    def world_size(self) -> int:
+        self.world_size: int = self._fabric.world_size
         """Number of processes."""
-        return self._fabric.world_size
-
-    @property
-    def is_main(self) -> bool:
+        self.is_main = self.rank == 0
         """Whether this rank writes files and talks to the user."""
-        return self.rank == 0
+        self.is_sharded = settings.strategy == "fsdp" and self.world_size > 1
+        """Whether ranks keep parts of the network: then all must run it equally often, also without gradients."""
 
     def place(self, module: nn.Module) -> None:
         """Bring a module to the device, in the order of channels that the settings ask for."""
@@ -86,11 +71,6 @@ class Runtime:
         if self.settings.channels_last:
             # Convolutions with such weights give such outputs, whatever their inputs are.
             module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-
-    @property
-    def is_sharded(self) -> bool:
-        """Whether ranks keep parts of the network: then all must run it equally often, also without gradients."""
-        return self.settings.strategy == "fsdp" and self.world_size > 1
 
     def shard(self, network: nn.Module) -> None:
         """Spread the network over the ranks if the settings say so; once, before anything runs it."""
@@ -179,8 +159,7 @@ class Runtime:
     def together(self) -> Iterator[None]:
         """Let what fails on one rank inside, where no rank may wait for another, fail on all with the same sentence.
 
-        Raises:
-            OtherRankFailed: On all ranks but the first, and there if only others have failed.
+        It is an `OtherRankFailed` on all ranks but the first, and there if only others have failed.
         """
         failure: Exception | None = None
         try:
@@ -199,11 +178,7 @@ class Runtime:
 
 
 def count_devices(settings: RuntimeSettings) -> tuple[int, int]:
-    """Return devices per host and hosts: those of torchrun, if it has started this process.
-
-    Raises:
-        ConfigError: If the settings say something else.
-    """
+    """Return devices per host and hosts: those of torchrun, if it has started this process and settings agree."""
     distributed = torch.distributed
     if not (distributed.is_available() and distributed.is_torchelastic_launched()):
         return settings.devices, settings.num_nodes
@@ -217,14 +192,6 @@ def count_devices(settings: RuntimeSettings) -> tuple[int, int]:
             f"and runtime.num_nodes {settings.num_nodes}; leave both out, or start as many."
         )
     return local, hosts
-
-
-def _make_strategy(settings: RuntimeSettings) -> Any:
-    """Return how several devices share the work."""
-    return fabric.strategies.DDPStrategy(
-        timeout=timedelta(seconds=settings.timeout_seconds),
-        find_unused_parameters=settings.strategy == "ddp_find_unused_parameters_true",
-    )
 
 
 class Part(IntEnum):

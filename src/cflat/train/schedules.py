@@ -11,8 +11,6 @@ from torch.optim import Optimizer
 from cflat.methods import ParamGroup
 from cflat.train.settings import BaseSettings
 
-__all__ = ["lr_factor", "make_base", "set_lr"]
-
 
 def make_base(groups: list[ParamGroup], settings: BaseSettings, *, is_first_task: bool) -> Optimizer:
     """Return the torch optimizer over a method's parameter groups."""

@@ -14,9 +14,10 @@ Machines = Annotated[Count, Field(le=4096)]
 """Devices, hosts or threads: no machine of today has more."""
 
 
-def _as_text(value: object) -> object:
-    """Let a file say 16 without quotes."""
-    return str(value) if type(value) is int else value
+Precision = Annotated[
+    Literal["32", "bf16", "16"], BeforeValidator(lambda value: str(value) if type(value) is int else value)
+]
+"""A file may say 16 without quotes."""
 
 
 @settings_class
@@ -92,7 +93,7 @@ class RuntimeSettings:
     """With several devices, compute BatchNorm statistics over the global batch; false: per device."""
     timeout_seconds: Annotated[Positive, Field(le=10_000_000)] = 600.0
     """Timeout in seconds when a device waits for the others; above 0."""
-    precision: Annotated[Literal["32", "bf16", "16"], BeforeValidator(_as_text)] = "32"
+    precision: Precision = "32"
     """32: full precision; bf16, 16: mixed precision of the forward pass, 16 with loss scaling."""
     threads: Machines | None = None
     """Number of CPU threads for torch; None keeps torch's default."""

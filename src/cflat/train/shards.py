@@ -23,17 +23,11 @@ from cflat.nn.vit import blocks_of
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
-__all__ = ["module_parts", "optimizer_parts", "own_parameters", "replicate_rest_", "shard_", "whole"]
-
 spread = LazyModule("torch.distributed.tensor")
 
 
 def shard_(network: nn.Module, device: torch.device, num_ranks: int) -> None:
-    """Spread the blocks of every ViT in a network over the ranks, once and for all.
-
-    Raises:
-        ConfigError: If the network has no such blocks.
-    """
+    """Spread the blocks of every ViT in a network over the ranks, once and for all; there must be some."""
     try:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
@@ -55,28 +49,20 @@ def replicate_rest_(network: nn.Module) -> None:
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(network, names)
 
 
-def own_parameters(module: nn.Module) -> int:
-    """Return how many numbers of a module's parameters this rank keeps."""
-    return sum((p.to_local() if _is_part(p) else p).numel() for p in module.parameters())
-
-
 def whole(state: Any, *, keeps: bool) -> Any:
-    """Return a state with whole tensors in the place of parts; all ranks must call it, those that do not keep get None.
+    """Return nested dicts, lists and tuples with whole tensors in the place of parts.
 
-    Args:
-        state: Nested dicts, lists and tuples.
-        keeps: Whether this rank wants the result.
+    All ranks must call it; those that do not keep the result get None.
     """
+    made = state
     if isinstance(state, Mapping):
         made = {key: whole(value, keeps=keeps) for key, value in state.items()}
-        return made if keeps else None
-    if isinstance(state, list | tuple):
-        members = [whole(value, keeps=keeps) for value in state]
-        return type(state)(members) if keeps else None
-    if _is_part(state):
+    elif isinstance(state, list | tuple):
+        made = type(state)(whole(value, keeps=keeps) for value in state)
+    elif _is_part(state):
         gathered = state.full_tensor()
-        return gathered.cpu() if keeps else None
-    return state if keeps else None
+        made = gathered.cpu() if keeps else None
+    return made if keeps else None
 
 
 def module_parts(state: Mapping[str, Any], module: nn.Module) -> dict[str, Any]:
@@ -86,12 +72,7 @@ def module_parts(state: Mapping[str, Any], module: nn.Module) -> dict[str, Any]:
 
 
 def optimizer_parts(state: Mapping[str, Any], params: Sequence[Tensor]) -> dict[str, Any]:
-    """Return an optimizer's state with this rank's parts in the place of whole tensors.
-
-    Args:
-        state: What `SharpnessAware.state_dict` gave, with whole tensors.
-        params: Its parameters, in order.
-    """
+    """Return what `SharpnessAware.state_dict` gave with this rank's parts in the place of whole tensors."""
     wrapper = state["wrapper"]
     memories = {
         name: {**memory, "tensors": {i: _part_of(value, params[i]) for i, value in memory["tensors"].items()}}
