@@ -80,7 +80,8 @@ _FEATURES = {
     "base": {"name": "sgd", "momentum": 0.9, "schedule": "constant"},
 }
 # ViT-Tiny with adapters at 112 px: two tasks of ten classes, 16 images per class, eight epochs with cosine: 160 steps.
-# A third of the time is testing. The adapters converge (they are small), the ridge and prototypes need no training.
+# A third of the time is testing. The ridge and prototypes need no training. EASE trains for 16 epochs: after eight its
+# loss was still 0.52 (0.31 after 16, with augmentation), and an optimizer that slows training down lost for that alone.
 _VIT = {
     **_RUN,
     "preset": "cpu",
@@ -179,7 +180,7 @@ STREAMS: dict[str, Bench] = {
         },
         rates=(0.02, 0.4),
         radii=(0.02, 0.4),
-        seeds=5,
+        seeds=16,
         seconds=35.0,
         needs=("data_root",),
     ),
