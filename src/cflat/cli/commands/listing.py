@@ -107,8 +107,11 @@ def _recipes() -> Rows:
 def _keys(of: str | None = None) -> Rows:
     from cflat.config.describe import describe_keys
 
-    keys = [(key.path, key.default, key.type, key.meaning.replace("`", "")) for key in describe_keys(of)]
-    return [dict(zip(("key", "default", "type", "meaning"), key, strict=True)) for key in keys]
+    rows = []
+    for key in describe_keys(of):
+        meaning = key.meaning.replace("`", "")  # docstrings quote names for the documentation's sake
+        rows.append({"key": key.path, "default": key.default, "type": key.type, "meaning": meaning})
+    return rows
 
 
 LISTS: dict[str, tuple[Callable[[], Rows], str]] = {
