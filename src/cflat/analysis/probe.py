@@ -154,7 +154,10 @@ def probe(
     *,
     steps: Count = 24,
     warmup: CountOrZero = 0,
-    **settings: Any,
+    radii: Sequence[float] = RADII,
+    lam: float = 0.2,
+    beta: float = 0.8,
+    k: int = 5,
 ) -> ProbeResult:
     """Probe any model: train it with ``base`` for a few steps and look at what flatness would change.
 
@@ -165,7 +168,10 @@ def probe(
         base: The plain optimizer that moves the weights.
         steps: Steps to look at.
         warmup: Steps to train before.
-        settings: Keywords of `Probe`: ``radii``, ``lam``, ``beta`` and ``k``.
+        radii: As in `Probe`, like all that follow.
+        lam: Weight of the flatness term.
+        beta: Length of Turbo's printed surrogate.
+        k: Turbo's interval.
 
     >>> import torch
     >>> model = torch.nn.Linear(4, 3)
@@ -176,7 +182,7 @@ def probe(
     6
     """
     params = [param for group in base.param_groups for param in group["params"]]
-    watched = Probe(params, model, **settings)
+    watched = Probe(params, model, radii=radii, lam=lam, beta=beta, k=k)
     for index, batch in zip(range(warmup + steps), _endless(loader), strict=False):
 
         def closure(batch: Any = batch) -> Tensor:
