@@ -35,9 +35,15 @@ class Weights:
 
     def jump(self, direction: Vector, radius: float) -> None:
         """Move to theta + radius * direction / |direction|."""
-        if self._theta is not None:
-            self._theta.copy_to_(self._data)
+        self.back()
         self.walk(direction, radius)
+
+    def back(self) -> None:
+        """Move to theta, the place where the step began, before going elsewhere from there."""
+        if self._theta is None:
+            self._theta = self.values().clone()
+        else:
+            self._theta.copy_to_(self._data)
 
     def walk(self, direction: Vector, radius: float) -> None:
         """Move on from the present point by radius * direction / |direction|."""
@@ -46,7 +52,7 @@ class Weights:
     def shift(self, direction: Vector, alpha: float) -> None:
         """Move on from the present point by alpha * direction."""
         if self._theta is None:
-            self._theta = self.values().clone()
+            self.back()
         direction.add_to_(self._data, alpha)
 
     @property

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from cflat._ranges import Count, Fraction, NotNegative, Positive, Range, checked
 from cflat._registry import suggest
+from cflat.optim._ahead import has_known_momentum
 from cflat.optim._base import SharpnessAware, StepOptions
 from cflat.optim._catalog import register_optimizer
 from cflat.optim._passes import Direction
@@ -43,6 +44,7 @@ class TurboRules:
         full_every: Of so many refreshes of a measured surrogate one computes the flatness term, too.
         is_guarded: Whether a measured surrogate is left out while its error is 1 or more.
         evaluations: Budget in evaluations per step of a measured surrogate; None refreshes by the interval k.
+        ahead: Steps along the momentum to where a measured surrogate takes its gradients; 0 stays at the weights.
         dispersion: Sigma of the trigger is the moving ``"variance"``, as printed, or the ``"deviation"``, its root,
             which does not change with the scale of the loss.
         refresh: Caches of the printed rules are refreshed when j mod k = 0 (``"modulo"``), or when they are k or more
@@ -54,6 +56,7 @@ class TurboRules:
     full_every: Count = 1
     is_guarded: bool = False
     evaluations: float | None = None
+    ahead: NotNegative = 0.0
     dispersion: Literal["variance", "deviation"] = "variance"
     refresh: Literal["modulo", "age"] = "modulo"
 
@@ -72,7 +75,7 @@ class TurboRules:
 
 
 _NAMED_RULES = {
-    "adaptive": TurboRules("measured", keep=0.8, full_every=10, is_guarded=True, evaluations=1.3),
+    "adaptive": TurboRules("measured", keep=0.8, full_every=10, is_guarded=True, evaluations=1.3, ahead=5.0),
     "measured": TurboRules("measured"),
     "steady": TurboRules("calibrated", dispersion="deviation", refresh="age"),
     "paper": TurboRules("amplified"),
@@ -104,6 +107,9 @@ class CFlatTurbo(SharpnessAware):
         evaluations: Budget in evaluations per step, above 1 and at most 4; predictions that are good enough make it
             cost less. None uses the default of the rules: 1.3 for ``"adaptive"``; with the others, refreshes follow
             ``k``.
+        ahead: Take all gradients at the weights to which this many further steps along the momentum of ``base`` would
+            lead; at least 0. None is the default of the rules: 5 for ``"adaptive"`` if ``base`` has momentum and is
+            torch's SGD or Adam (or derives from them), 0 otherwise. With ``k=1`` Turbo is C-Flat and stays at 0.
         k: Steps from one refresh to the next in the first task, at least 1, instead of a budget; None is 5.
         k_growth: How much k grows over the whole stream (c of the appendix); at least 0.
         schedule: Whether k grows with the tasks; False refreshes every k steps throughout.
@@ -135,6 +141,7 @@ class CFlatTurbo(SharpnessAware):
         rho_fd: Positive | None = None,
         lam: NotNegative = 0.2,
         evaluations: Annotated[float, Range(above=1, at_most=4)] | None = None,
+        ahead: NotNegative | None = None,
         k: Count | None = None,
         k_growth: NotNegative = 10.0,
         schedule: bool = True,
@@ -148,6 +155,7 @@ class CFlatTurbo(SharpnessAware):
         super().__init__(base, model=model, rho=rho, options=options)
         self.rules = rules if isinstance(rules, TurboRules) else TurboRules.named(rules)
         self._check_rules(evaluations, k, schedule, trigger)
+        self.ahead = self._steps_ahead(ahead)
         self.rho_fd, self.lam = rho_fd, lam
         self.k, self.k_growth, self.schedule = 5 if k is None else k, k_growth, schedule
         follows_k = k is not None or not schedule
@@ -167,6 +175,11 @@ class CFlatTurbo(SharpnessAware):
         self.interval = self.k
         if self.schedule and num_tasks is not None:
             self.interval += math.floor(self.k_growth * index / num_tasks + 1e-9)  # 1e-9: 7.0 may come out as 6.99...
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether the first gradient of a step is not taken at the weights where the step begins."""
+        return self.ahead > 0 and not self.refreshes_always
 
     @property
     def refreshes_always(self) -> bool:
@@ -209,3 +222,15 @@ class CFlatTurbo(SharpnessAware):
             raise ValueError("evaluations needs rules that can keep a budget: 'adaptive' or 'measured'; use k instead.")
         if trigger and self.rules.is_measured:
             raise ValueError("trigger belongs to the rules 'paper' and 'steady'; measured rules have none.")
+
+    def _steps_ahead(self, wanted: float | None) -> float:
+        if wanted is None:
+            return self.rules.ahead if has_known_momentum(self.base) else 0.0
+        if wanted > 0 and not self.rules.is_measured:
+            raise ValueError("ahead belongs to the rules 'adaptive' and 'measured'; leave it out, or choose one of them.")
+        if wanted > 0 and not has_known_momentum(self.base):
+            raise ValueError(
+                f"ahead follows the momentum of torch's SGD or Adam, and this {type(self.base).__name__} has none that "
+                "is known. Give it momentum, or leave ahead out."
+            )
+        return wanted
