@@ -48,7 +48,7 @@ def parse_optimizer(values: object) -> Choice:
     spec = get_optimizer_spec(name)
     choice = Choice(spec.name, parse_section(optimizer_config(spec.name), own, "optimizer"))
     try:
-        spec.cls(torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0), **choice.keywords())
+        spec.cls(torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0, momentum=0.9), **choice.keywords())
     except (ValueError, OverflowError) as error:
         raise ConfigError(f"optimizer.{error}") from None
     return choice

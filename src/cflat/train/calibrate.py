@@ -309,7 +309,7 @@ def expected_evaluations(choice: OptimizerChoice, steps: int, task: int, num_tas
     """
     generator = torch.Generator().manual_seed(task)
     weight = nn.Parameter(torch.randn(8, 2, generator=generator))
-    optimizer = create_optimizer(choice.name, torch.optim.SGD([weight], lr=0.05), **choice.settings)
+    optimizer = create_optimizer(choice.name, torch.optim.SGD([weight], lr=0.05, momentum=0.9), **choice.settings)
     optimizer.start_task(task, num_tasks)
     target = torch.randn(8, 2, generator=generator)
     for _ in range(min(max(1, steps), TOY_STEPS)):
