@@ -40,7 +40,7 @@ FINAL_SEED = 100
 """Seeds of trials and of final runs start here; nothing in the optimizers was chosen by looking at either."""
 PROTOCOLS = {"stream": "rows", "first-task": "first-task"}
 """Where the ledger keeps results, by what they were tuned on: the whole stream, or its first task alone."""
-ROBUST_ROWS = ("none", "c_flat", "turbo")
+ROBUST_ROWS = ("none", "c_flat", "turbo", "turbo-still")
 RATE_FACTORS, RADIUS_FACTORS, BATCHES = (0.25, 0.5, 2, 4), (2, 4), (4, 8, 32, 64)
 WATCH_RADIUS, WATCH_EVERY = 0.05, 5
 ABLATED = "turbo-paper"
