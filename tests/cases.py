@@ -96,6 +96,8 @@ MEASURED_VARIANTS = (
     _MEASURED.but("-adaptive-k", rules="adaptive", k=2, k_growth=3.0),
     _MEASURED.but("-adaptive-rich", rules="adaptive", evaluations=2.7),
     _MEASURED.but("-adaptive-default", rules="adaptive", rho=0.05),
+    _MEASURED.but("-adaptive-still", rules="adaptive", ahead=0.0),
+    _MEASURED.but("-ahead", k=3, k_growth=4.0, ahead=2.5),
 )
 """The measured rule of turbo.md, and the default under other intervals and budgets."""
 

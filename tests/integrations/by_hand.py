@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 import cflat
-from cases import TURBO, Case, case
+from cases import ADAPTIVE, TURBO, Case, case
 from faults import Net, batch_of
 
-ROWS = (case("none"), case("sam"), case("c_flat"), TURBO)
+ROWS = (case("none"), case("sam"), case("c_flat"), TURBO, ADAPTIVE, case("msam"))
 SEED = 11
 
 
@@ -47,7 +47,7 @@ def train(
     after_backward: Callable[[], Any] | None = None,
     scheduler: Any = None,
 ) -> list[float]:
-    """Take one step for each list of micro-batches; return the losses at the unperturbed weights."""
+    """Take one step for each list of micro-batches; return the losses of their first evaluations."""
     losses = []
     for micro_batches in steps:
 

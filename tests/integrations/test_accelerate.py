@@ -96,15 +96,6 @@ def test_clipping_belongs_to_the_step():
     assert not differences(by_hand.snapshot(net, flat), by_hand.snapshot(*expected[:2]))
 
 
-def test_msam_works_and_is_refused_with_accumulation():
-    net, flat, _ = accelerated(case("msam"), 1, "no")
-    expected = hand_written(case("msam"), 1, "no")
-    assert not differences(by_hand.snapshot(net, flat), by_hand.snapshot(*expected[:2]))
-    _fresh()
-    with pytest.raises(cflat.ClosureError, match="MSAM takes its first gradient at other weights"):
-        accelerated(case("msam"), 2, "no")
-
-
 def test_a_loss_scaler_is_refused():
     accelerator, model, optimizer = prepared(1)
     accelerator.scaler = torch.amp.GradScaler("cpu")

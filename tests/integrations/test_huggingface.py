@@ -127,16 +127,6 @@ def test_a_trainer_of_ones_own_mixes_it_in(tmp_path):
     assert (flat.telemetry.steps, flat.telemetry.evaluations) == (6, 24)
 
 
-def test_msam_works_and_is_refused_with_accumulation(tmp_path):
-    trainer, model, _ = trainer_for(tmp_path, case("msam"), Seeded)
-    trainer.train()
-    expected, _ = hand_written(case("msam"), trainer)
-    assert not differences(dict(model.state_dict()), dict(expected.state_dict()))
-    trainer, _, _ = trainer_for(tmp_path, case("msam"), gradient_accumulation_steps=2)
-    with pytest.raises(cflat.ClosureError, match="MSAM takes its first gradient at other weights"):
-        trainer.train()
-
-
 def test_what_cannot_work_is_refused(tmp_path):
     trainer, _, _ = trainer_for(tmp_path, by_hand.ROWS[1])
     trainer.accelerator.scaler = torch.amp.GradScaler("cpu")

@@ -179,6 +179,7 @@ WRONG = {
     "momentum": (1.0, -0.1),
     "lam": (-0.2, None),
     "evaluations": (1.0, 4.5, "2"),
+    "ahead": (-1.0, float("nan"), "5"),
     "amplitude": (0.0, -1.0),
     "steepness": (0.0,),
     "midpoint": (-1.0,),

@@ -56,7 +56,7 @@ NEARLY_BASE = [
     case("c_flat_plus").but(rho=TINY),
     TURBO.but("-k1", rho=TINY, k=1, schedule=False),
     TURBO.but("-steady", rho=TINY, rules="steady"),
-    ADAPTIVE.but(rho=TINY),
+    ADAPTIVE.but("-still", rho=TINY, ahead=0.0),
     MEASURED_VARIANTS[0].but(rho=TINY),
 ]
 

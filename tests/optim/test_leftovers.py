@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import cflat
-from cases import case
+from cases import ADAPTIVE, case
 from cflat.integrations import MicroBatches
 from faults import DOORS, EVERY, Run, batch_of, differences, walk
 
@@ -77,7 +77,7 @@ def test_one_evaluation_adds_to_what_was_accumulated():
     assert not differences(parts.world(), whole.world())
 
 
-@pytest.mark.parametrize("row", [row for row in EVERY if row.name != "msam"], ids=str)
+@pytest.mark.parametrize("row", EVERY, ids=str)
 @pytest.mark.parametrize("door", ["step", "passes"])
 def test_replay_makes_accumulation_equal_a_closure_over_all_micro_batches(row, door):
     """Without dropout, for which integrations also replay the random numbers."""
@@ -88,6 +88,7 @@ def test_replay_makes_accumulation_equal_a_closure_over_all_micro_batches(row, d
     for step in range(0, 27, 3):
         whole.optimizer.step(lambda step=step: _evaluate(whole, step, step + 1, step + 2))
         parts.optimizer.zero_grad()
+        parts.optimizer.begin_step()
         _evaluate(parts, step, step + 1)
 
         def replay(step=step):
@@ -107,7 +108,7 @@ def test_replay_makes_accumulation_equal_a_closure_over_all_micro_batches(row, d
     assert len(calls) == parts.optimizer.telemetry.evaluations - parts.optimizer.telemetry.steps
 
 
-@pytest.mark.parametrize("row", [row for row in EVERY if row.name != "msam"], ids=str)
+@pytest.mark.parametrize("row", EVERY, ids=str)
 def test_kept_micro_batches_see_their_dropout_again(row):
     whole, parts = Run(row), Run(row)
     pending = MicroBatches(parts.optimizer)
@@ -123,16 +124,58 @@ def test_kept_micro_batches_see_their_dropout_again(row):
     assert not differences(parts.state(), whole.state())
 
 
-def test_gradients_of_another_point_are_refused():
-    """MSAM takes its only gradient ahead along the momentum."""
-    run = Run(case("msam"))
+LOOKING_AHEAD = pytest.mark.parametrize("row", [case("msam"), ADAPTIVE], ids=str)
+
+
+@LOOKING_AHEAD
+def test_gradients_of_another_point_are_refused(row):
+    """The first gradient is taken ahead along the momentum, and these were not."""
+    run = Run(row)
     run.train(0)
     run.optimizer.zero_grad()
     _evaluate(run, 1)
     world = run.world()
-    with pytest.raises(cflat.ClosureError, match="MSAM takes its first gradient at other weights"):
+    with pytest.raises(cflat.ClosureError, match="takes its first gradient at other weights.*begin_step"):
         run.optimizer.step(run.closure(2), replay=lambda: _evaluate(run, 1))
     assert not differences(run.world(), world)
+
+
+@LOOKING_AHEAD
+@pytest.mark.parametrize("ending", ["give_up_step", "state_dict", "start_task", "deleted"])
+def test_a_step_that_was_begun_and_given_up_leaves_no_trace(row, ending):
+    run = Run(row)
+    run.train(0, 1)
+    run.optimizer.zero_grad()
+    world, state = run.world(), run.state()
+    run.optimizer.begin_step()
+    assert run.optimizer.has_begun_step
+    assert differences(run.world(), world)
+    _evaluate(run, 2)
+    if ending == "deleted":
+        run.optimizer._begun = None
+    else:
+        getattr(run.optimizer, ending)(*([0] if ending == "start_task" else []))
+    assert not run.optimizer.has_begun_step
+    assert not differences(run.world(), world)
+    assert all(param.grad is None for param in run.model.parameters())
+    found = differences(run.state(), state)
+    assert ending == "start_task" or found in ([], ["/wrapper/memories/v/norm"])  # of MSAM, read while moving
+
+
+@LOOKING_AHEAD
+def test_a_step_that_was_begun_twice_or_for_nothing_is_an_ordinary_step(row):
+    plain, run = Run(row), Run(row)
+    random = torch.get_rng_state()
+    plain.train(0, 1, 2, 3)
+    expected = plain.world()
+    torch.set_rng_state(random)
+    for step in range(4):
+        run.optimizer.zero_grad()
+        run.optimizer.begin_step()
+        run.optimizer.begin_step()
+        run.train(step)
+    assert not differences(run.world(), expected)
+    assert not differences(run.state(), plain.state())
 
 
 @pytest.mark.parametrize("row", EVERY, ids=str)

@@ -98,8 +98,9 @@ class Printed(Algorithm):
 
 
 class MeasuredTurbo(Algorithm):
-    """turbo.md 2; "adaptive" averages directions, computes the flatness term on every tenth refresh, has a budget, and
-    leaves the surrogate out while it is farther from C-Flat than nothing at all."""
+    """turbo.md 2; "adaptive" averages directions, computes the flatness term on every tenth refresh, has a budget, leaves
+    the surrogate out while it is farther from C-Flat than nothing at all, and looks ahead: with momentum the last move
+    of the weights is what the next one would be without a gradient, so it is made five times more, at today's rate."""
 
     def __init__(
         self,
@@ -110,11 +111,14 @@ class MeasuredTurbo(Algorithm):
         rho_fd: float | None = None,
         schedule: bool = True,
         evaluations: float | None = None,
+        ahead: float | None = None,
         rules: str = "measured",
     ) -> None:
         super().__init__(rho)
         self.lam, self.rho_fd = lam, rho_fd
         self.is_adaptive = rules == "adaptive"
+        self.ahead = (5.0 if self.is_adaptive else 0.0) if ahead is None else ahead
+        self.before: tuple[Tensor, float] | None = None
         self.k_0, self.c_0, self.schedule = 5 if k is None else k, k_growth, schedule
         self.budget = evaluations
         if self.is_adaptive and evaluations is None and k is None and schedule:
@@ -135,9 +139,16 @@ class MeasuredTurbo(Algorithm):
         self.refreshed = 0
         self.saved = 0.0
 
+    def next_direction(self, theta: Tensor, gradient: Gradient, lr: float) -> Tensor:
+        self.move = 0 * theta if self.before is None else (theta - self.before[0]) * (lr / self.before[1])
+        self.before = theta.clone(), lr
+        return super().next_direction(theta, gradient, lr)
+
     def direction(self, theta: Tensor, gradient: Gradient) -> Tensor:
         rho = self.rho
         rho_fd = rho if self.rho_fd is None else self.rho_fd
+        if not (self.budget is None and self.k == 1):
+            theta = theta + self.ahead * self.move
         g = gradient(theta)
         a, c = running_mean(self.a), max(running_mean(self.c), 0.0)
         surrogate = a * g if self.u is None else a * g + c * norm(g) * self.u

@@ -33,6 +33,8 @@ class MicroBatches:
 
     def keep(self, evaluate: Callable[[], Any]) -> None:
         """Remember how to evaluate a micro-batch, before it is evaluated for the first time."""
+        if not self._earlier:
+            self.optimizer.begin_step()
         self._earlier.append((evaluate, self._random_numbers()))
 
     def accumulate(self, evaluate: Callable[[], Any]) -> Any:

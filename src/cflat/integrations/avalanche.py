@@ -31,7 +31,8 @@ class FlatPlugin(SupervisedPlugin):  # type: ignore[misc]
         self.optimizer.start_task(strategy.experience.current_experience, self.num_tasks)
 
     def before_forward(self, strategy: Any, **kwargs: Any) -> None:
-        """Remember the random numbers of the first evaluation."""
+        """Begin the step, and remember the random numbers of its first evaluation."""
+        self.optimizer.begin_step()
         self._random = RandomGuard(self.optimizer.options.replay_rng)
         self._random.start({param.device for param in self.optimizer.all_params()})
 

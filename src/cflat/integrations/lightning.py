@@ -68,8 +68,18 @@ class FlatCallback(Callback):  # type: ignore[misc]
             numbers["evaluations_per_step"] = telemetry.evaluations_per_step
             pl_module.log_dict({f"cflat/{name}": value for name, value in numbers.items()})
 
+    def on_validation_start(self, trainer: Trainer, *_: Any) -> None:
+        """Refuse to validate weights that have been moved ahead for micro-batches that are still to come."""
+        if not trainer.sanity_checking and self._handles and self.optimizer.has_begun_step:
+            raise ClosureError(
+                f"Validation falls between micro-batches of one step, where {type(self.optimizer).__name__} holds the "
+                "weights ahead. Let val_check_interval be a multiple of accumulate_grad_batches."
+            )
+
     def on_train_end(self, *_: Any) -> None:
         """Leave the optimizer as it was."""
+        if self._handles:
+            self.optimizer.give_up_step()
         while self._handles:
             self._handles.pop().remove()
             self.optimizer.__dict__.pop("_step_supports_amp_scaling", None)

@@ -59,4 +59,4 @@ def _along_adam(group: dict[str, Any], params: list[Tensor], states: list[dict[s
 
 def _part(tensor: Tensor, param: Tensor) -> Tensor:
     """Return this rank's part of a state as a dense real tensor."""
-    return as_real(local_part(tensor.detach(), param))
+    return as_real(local_part(tensor, param))

@@ -84,11 +84,17 @@ class SharpnessAware(Wrapper):
         self._random = RandomGuard(self.options.replay_rng)
         self._gradient_hooks: OrderedDict[int, Callable[[Evaluation], None]] = OrderedDict()
         self._in_flight: weakref.ref[Passes] | None = None
+        self._begun: Passes | None = None  # by `begin_step`, and not yet gone on with
         self._noted: dict[str, Any] = {}  # by the step in flight, for the telemetry
         self._saved_state: dict[str, Any] = {}  # from before the step in flight
         self._has_just_looped = False
 
     # -- the algorithm ------------------------------------------------------------------------------------------
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether the first gradient of a step is taken elsewhere than at the weights where the step begins."""
+        return False
 
     @abstractmethod
     def direction(self, weights: Weights) -> Direction:
@@ -154,7 +160,9 @@ class SharpnessAware(Wrapper):
         scaler: Any = None,
         replay: Callable[[], Any] | None = None,
     ) -> Any:
-        """Take one step and return what the closure returned at the unperturbed weights.
+        """Take one step and return what the closure returned in its first evaluation.
+
+        That is the loss at the weights where the step begins, unless the optimizer `looks_ahead`.
 
         Directly after a loop over `passes`, which has stepped already, ``step()`` does nothing: trainers that call it
         after every batch need no change.
@@ -175,8 +183,7 @@ class SharpnessAware(Wrapper):
         if replay is None:
             refuse_skipped_micro_batches(self)
         result = None
-        self._settle()
-        with Passes(self, scaler, accumulated=replay is not None, is_loop=False) as passes:
+        with self._passes(scaler, accumulated=replay is not None, is_loop=False) as passes:
             for index in passes:
                 with torch.enable_grad():
                     if replay is not None and passes.replays:
@@ -210,8 +217,28 @@ class SharpnessAware(Wrapper):
             accumulated: Whether the gradients that are there already are the beginning of the first evaluation;
                 ``passes.replays`` then says in which iterations they have to be computed again.
         """
+        return self._passes(scaler, accumulated=accumulated, is_loop=True)
+
+    def begin_step(self) -> None:
+        """Move to where the next step takes its first gradient, before micro-batches are accumulated there.
+
+        Only needed if the optimizer `looks_ahead`; otherwise nothing happens. ``step(closure, replay=...)`` or
+        ``passes(accumulated=True)`` takes the step; anything else that is called on the optimizer, except
+        ``zero_grad``, gives it up and puts the weights back.
+        """
+        if self.looks_ahead:
+            passes = Passes(self, accumulated=True)
+            passes.begin()
+            self._begun = passes
+
+    @property
+    def has_begun_step(self) -> bool:
+        """Whether `begin_step` has moved the weights for a step that is still to be taken."""
+        return self._begun is not None
+
+    def give_up_step(self) -> None:
+        """Put back the weights if `begin_step` or a loop over `passes` has moved them; nothing is left of the step."""
         self._settle()
-        return Passes(self, scaler, accumulated=accumulated)
 
     def register_gradient_hook(self, hook: Callable[[Evaluation], None]) -> RemovableHandle:
         """Call ``hook`` with every gradient that an evaluation has produced, before the algorithm uses it.
@@ -305,6 +332,14 @@ class SharpnessAware(Wrapper):
             return distributed.group.WORLD
         return None
 
+    def _passes(self, scaler: Any, *, accumulated: bool, is_loop: bool) -> Passes:
+        """Return the evaluations of a new step, or of the one that `begin_step` began."""
+        begun, self._begun = self._begun, None
+        if begun is not None and accumulated:
+            return begun.go_on(scaler, is_loop)
+        self._settle()
+        return Passes(self, scaler, accumulated=accumulated, is_loop=is_loop)
+
     def _open(self, passes: Passes) -> None:
         """Register a step in flight and note the state to return to."""
         self._settle()
@@ -320,7 +355,7 @@ class SharpnessAware(Wrapper):
         passes = None if self._in_flight is None else self._in_flight()
         if passes is not None:
             passes.close(interrupted=True)
-        self._in_flight = None
+        self._in_flight = self._begun = None
 
     def _rollback(self) -> None:
         for memory in self._memories.values():

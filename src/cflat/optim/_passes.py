@@ -74,16 +74,16 @@ class Passes:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        was_never_begun = self._state == "new"
+        was_not_looped_over = self._state in ("new", "begun")
         self.close()
-        if was_never_begun and kind is None:
+        if was_not_looped_over and kind is None:
             raise ClosureError(
                 "`with optimizer.passes() as passes:` was left without its loop, so no step was taken. Write "
                 "`for _ in passes:` inside it, and compute the loss and call backward in that loop."
             )
 
     def __del__(self) -> None:
-        if self._state == "open":
+        if self._state in ("begun", "open"):
             self.close()
 
     def __next__(self) -> int:
@@ -96,7 +96,7 @@ class Passes:
         if self._state == "closed":
             raise StopIteration
         try:
-            is_done = self._begin() if self._state == "new" else self._advance()
+            is_done = self._advance() if self._state == "open" else self._start()
         except BaseException:
             self.close()
             raise
@@ -109,15 +109,31 @@ class Passes:
 
     def close(self, interrupted: bool = False) -> None:
         """Give the step up: put weights, buffers, random numbers and the algorithm's state back."""
-        if self._state == "open":
+        if self._state in ("begun", "open"):
             self._leave()
             self._optimizer._random.undo()
             self._undo()
-        if self._state in ("new", "open"):
+        if self._state in ("new", "begun", "open"):
             self._state = "interrupted" if interrupted else "closed"
 
-    def _begin(self) -> bool:
+    def begin(self) -> None:
+        """Move to where the first gradient is taken."""
         optimizer = self._optimizer
+        optimizer._open(self)
+        self._state = "begun"
+        with torch.no_grad():
+            optimizer._buffers.start()
+            optimizer._random.start(param.device for param in self._weights.candidates)
+            self._algorithm = optimizer.direction(self._weights)
+            self._asked = next(self._algorithm)
+
+    def go_on(self, scaler: Any, is_loop: bool) -> Passes:
+        """Return self, to be looped over after gradients were accumulated where the step had begun."""
+        self._scale, self._is_loop = LossScale(scaler, self._optimizer), is_loop
+        return self
+
+    def _start(self) -> bool:
+        optimizer, was_begun = self._optimizer, self._state == "begun"
         has_gradients = holds_foreign_gradient(self._weights.candidates)
         if has_gradients and self.replays and not optimizer._adds_to_gradients:
             raise ClosureError(
@@ -128,22 +144,20 @@ class Passes:
                 "optimizer.zero_grad() before the step."
             )
         self._run_hooks(optimizer._optimizer_step_pre_hooks)
-        optimizer._open(self)
+        if was_begun:  # the numbers of the micro-batches before are replayed by whoever kept them
+            optimizer._random.start(param.device for param in self._weights.candidates)
+        else:
+            self.begin()
         self._state = "open"
         self._new_context = _contexts_of(optimizer)
-        with torch.no_grad():
-            optimizer._buffers.start()
-            optimizer._random.start(param.device for param in self._weights.candidates)
-            self._algorithm = optimizer.direction(self._weights)
-            self._asked = next(self._algorithm)
         if not has_gradients:
             self._weights.clear_gradients()
             self.replays = True
-        elif self._weights.are_moved:
+        elif self._weights.are_moved and not was_begun:
             raise ClosureError(
                 f"{type(optimizer).__name__} takes its first gradient at other weights than those at which gradients "
-                "were accumulated before this step. Loop over all micro-batches inside the closure or inside "
-                "optimizer.passes()."
+                "were accumulated before this step. Call optimizer.begin_step() before the first micro-batch, or loop "
+                "over all micro-batches inside the closure or inside optimizer.passes()."
             )
         return False
 

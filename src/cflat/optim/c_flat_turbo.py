@@ -109,7 +109,7 @@ class CFlatTurbo(SharpnessAware):
             ``k``.
         ahead: Take all gradients at the weights to which this many further steps along the momentum of ``base`` would
             lead; at least 0. None is the default of the rules: 5 for ``"adaptive"`` if ``base`` has momentum and is
-            torch's SGD or Adam (or derives from them), 0 otherwise. With ``k=1`` Turbo is C-Flat and stays at 0.
+            torch's SGD or Adam (or derives from them), 0 otherwise. Turbo with ``k=1`` is C-Flat and does not look ahead.
         k: Steps from one refresh to the next in the first task, at least 1, instead of a budget; None is 5.
         k_growth: How much k grows over the whole stream (c of the appendix); at least 0.
         schedule: Whether k grows with the tasks; False refreshes every k steps throughout.
@@ -179,7 +179,12 @@ class CFlatTurbo(SharpnessAware):
     @property
     def looks_ahead(self) -> bool:
         """Whether the first gradient of a step is not taken at the weights where the step begins."""
-        return self.ahead > 0 and not self.refreshes_always
+        return self.ahead > 0 and not self.is_exact
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether every step computes C-Flat: by its interval, or by a budget of four."""
+        return self.refreshes_always or (self.evaluations is not None and self.evaluations >= 4)
 
     @property
     def refreshes_always(self) -> bool:

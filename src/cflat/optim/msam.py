@@ -45,6 +45,11 @@ class MSAM(SharpnessAware):
         super().__init__(base, model=model, rho=rho, options=options)
         self.momentum = momentum
 
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether the first gradient of a step is not taken at the weights where the step begins: it is ahead."""
+        return True
+
     def direction(self, weights: Weights) -> Direction:
         """Return the gradient ahead."""
         memory = self.memory("v")
