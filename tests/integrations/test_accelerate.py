@@ -18,7 +18,6 @@ from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader
 
 import cflat
-from cases import case
 from cflat.integrations.accelerate import FlatSteps
 from faults import differences
 

@@ -17,7 +17,6 @@ from torch.optim import lr_scheduler
 from torch.utils.data import TensorDataset
 
 import cflat
-from cases import case
 from cflat.integrations.avalanche import FlatPlugin
 from faults import differences
 

@@ -8,7 +8,6 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 import cflat
-from cases import case
 from cflat.integrations.huggingface import FlatSteps, FlatTrainer
 from faults import differences
 

@@ -135,7 +135,7 @@ def test_gradients_of_another_point_are_refused(row):
     run.optimizer.zero_grad()
     _evaluate(run, 1)
     world = run.world()
-    with pytest.raises(cflat.ClosureError, match="takes its first gradient at other weights.*begin_step"):
+    with pytest.raises(cflat.ClosureError, match=r"takes its first gradient at other weights.*begin_step"):
         run.optimizer.step(run.closure(2), replay=lambda: _evaluate(run, 1))
     assert not differences(run.world(), world)
 

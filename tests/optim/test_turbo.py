@@ -162,6 +162,84 @@ def test_error_never_leaves_a_task() -> None:
     assert optimizer._rule.along.count == 1
 
 
+# -- looking ahead -------------------------------------------------------------------------------------------
+
+AHEAD = {
+    "sgd": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, nesterov=True),
+    "adam": lambda params: torch.optim.Adam(params, lr=0.01, amsgrad=True, weight_decay=0.1),
+    "adamw": lambda params: torch.optim.AdamW(params, lr=torch.tensor(0.01), weight_decay=0.0),
+    "dampened": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.5, dampening=0.3, maximize=True),
+}
+
+
+@pytest.mark.parametrize("base", AHEAD)
+def test_gradients_are_taken_where_the_base_would_be_without_them(base: str) -> None:
+    """Momentum alone: what the base does with a gradient that leaves its momentum as it is, five times over."""
+    model = MLP.model()
+    optimizer = cflat.CFlatTurbo(AHEAD[base](model.parameters()), model=model)
+    train(optimizer, model, MLP, 12)
+    theta = [param.detach().clone() for param in model.parameters()]
+    moves = []
+    for param in model.parameters():
+        state, group = optimizer.base.state[param], optimizer.param_groups[0]
+        if base.startswith("adam"):
+            square = state["max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"]
+            mean, square = (
+                value / (1 - beta ** float(state["step"]))
+                for value, beta in zip((state["exp_avg"], square), group["betas"], strict=True)
+            )
+            moves.append(-float(group["lr"]) * mean / (square.sqrt() + group["eps"]))
+        else:
+            moves.append(-group["lr"] * state["momentum_buffer"])
+    for _ in optimizer.passes():
+        here = [param.detach().clone() for param in model.parameters()]
+        closure_of(model, MLP.batch(12))()
+        break
+    for found, start, move in zip(here, theta, moves, strict=True):
+        torch.testing.assert_close(found, start + 5 * move, rtol=1e-9, atol=1e-12)
+
+
+def test_only_what_is_trained_and_has_momentum_moves_ahead() -> None:
+    model = MLP.model()
+    first, *others = model.parameters()
+    optimizer = cflat.CFlatTurbo(BASES["sgd"](model), model=model)
+    new = torch.nn.Parameter(torch.ones(3, dtype=torch.float64))
+    train(optimizer, model, MLP, 5)
+    optimizer.add_param_group({"params": [new]})
+    first.requires_grad_(False)
+    before = [param.detach().clone() for param in (first, new, *others)]
+    optimizer.begin_step()
+    moved = [not torch.equal(old, param) for old, param in zip(before, (first, new, *others), strict=True)]
+    assert moved == [False, False, *[True] * len(others)]
+    assert new not in optimizer.base.state
+    optimizer.give_up_step()
+    assert all(torch.equal(old, param) for old, param in zip(before, (first, new, *others), strict=True))
+
+
+@pytest.mark.parametrize(
+    "base",
+    [
+        lambda params: torch.optim.SGD(params, lr=0.1),
+        lambda params: torch.optim.Adam(params, betas=(0.0, 0.9)),
+        lambda params: torch.optim.RMSprop(params, momentum=0.9),
+    ],
+    ids=["sgd", "adam", "rmsprop"],
+)
+def test_a_base_without_known_momentum_is_not_followed(base) -> None:
+    model = MLP.model()
+    optimizer = cflat.CFlatTurbo(base(model.parameters()), model=model)
+    assert (optimizer.ahead, optimizer.looks_ahead) == (0.0, False)
+    with pytest.raises(ValueError, match="ahead follows the momentum of torch's SGD or Adam"):
+        cflat.CFlatTurbo(base(model.parameters()), model=model, ahead=2.0)
+
+
+@pytest.mark.parametrize(
+    "keywords", [{"k": 1, "schedule": False}, {"evaluations": 4}, {"rules": "paper"}, {"ahead": 0}]
+)
+def test_what_is_c_flat_or_printed_stays_at_the_weights(keywords) -> None:
+    assert not turbo(**keywords)[1].looks_ahead
+
+
 # -- settings ------------------------------------------------------------------------------------------------
 
 
@@ -176,6 +254,7 @@ def test_error_never_leaves_a_task() -> None:
         ({"trigger": True}, "trigger belongs to the rules"),
         ({"trigger": None, "schedule": None}, "schedule must be True or False"),
         ({"rules": "adaptiv"}, "Did you mean"),
+        ({"rules": "paper", "ahead": 5.0}, "ahead belongs to the rules 'adaptive' and 'measured'"),
     ],
 )
 def test_settings_that_exclude_each_other_are_refused(keywords, says: str) -> None:

@@ -98,9 +98,10 @@ class Printed(Algorithm):
 
 
 class MeasuredTurbo(Algorithm):
-    """turbo.md 2; "adaptive" averages directions, computes the flatness term on every tenth refresh, has a budget, leaves
-    the surrogate out while it is farther from C-Flat than nothing at all, and looks ahead: with momentum the last move
-    of the weights is what the next one would be without a gradient, so it is made five times more, at today's rate."""
+    """turbo.md 2; "adaptive" averages directions, computes the flatness term on every tenth refresh, has a budget,
+    leaves the surrogate out while it is farther from C-Flat than nothing at all, and looks ahead: with momentum the
+    last move of the weights is what the next would be without a gradient; it is made five times more, at today's rate.
+    """
 
     def __init__(
         self,

@@ -109,7 +109,7 @@ class CFlatTurbo(SharpnessAware):
             ``k``.
         ahead: Take all gradients at the weights to which this many further steps along the momentum of ``base`` would
             lead; at least 0. None is the default of the rules: 5 for ``"adaptive"`` if ``base`` has momentum and is
-            torch's SGD or Adam (or derives from them), 0 otherwise. Turbo with ``k=1`` is C-Flat and does not look ahead.
+            torch's SGD or Adam (or derives from them), 0 otherwise. With ``k=1`` Turbo is C-Flat and takes 0.
         k: Steps from one refresh to the next in the first task, at least 1, instead of a budget; None is 5.
         k_growth: How much k grows over the whole stream (c of the appendix); at least 0.
         schedule: Whether k grows with the tasks; False refreshes every k steps throughout.
@@ -232,7 +232,7 @@ class CFlatTurbo(SharpnessAware):
         if wanted is None:
             return self.rules.ahead if has_known_momentum(self.base) else 0.0
         if wanted > 0 and not self.rules.is_measured:
-            raise ValueError("ahead belongs to the rules 'adaptive' and 'measured'; leave it out, or choose one of them.")
+            raise ValueError("ahead belongs to the rules 'adaptive' and 'measured'; leave it out, or choose these.")
         if wanted > 0 and not has_known_momentum(self.base):
             raise ValueError(
                 f"ahead follows the momentum of torch's SGD or Adam, and this {type(self.base).__name__} has none that "
