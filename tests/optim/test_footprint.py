@@ -145,10 +145,11 @@ def test_predicted_steps_of_turbo_are_nearly_free(rules):
     for _ in range(16):
         calls, reads, evaluations = bench.count()
         kinds[evaluations] += 1
-        assert reads <= evaluations + 1, bench.optimizer.telemetry.last
+        for_the_bound = int(bench.optimizer.looks_ahead)  # on how far it may look ahead
+        assert reads <= evaluations + 1 + for_the_bound, bench.optimizer.telemetry.last
         if evaluations == 1:
             assert calls.total() <= 20, calls
-            assert reads == 1
+            assert reads == 1 + for_the_bound
     assert kinds[1] >= 5
 
 
@@ -159,7 +160,8 @@ def test_the_host_waits_once_per_evaluation_and_once_to_clip(name, clip):
     bench = Bench(name, options=options)
     for _ in range(5):
         calls, reads, evaluations = bench.count()
-        assert reads <= evaluations + (1 if clip is None else 2)
+        looks = int(name == "c_flat_turbo")  # once more for how far it may look ahead
+        assert reads <= evaluations + looks + (1 if clip is None else 2)
         assert calls["aten._local_scalar_dense.default"] == 0
         assert calls.total() <= 400
 

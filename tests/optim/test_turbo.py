@@ -173,10 +173,12 @@ AHEAD = {
 
 
 @pytest.mark.parametrize("base", AHEAD)
-def test_gradients_are_taken_where_the_base_would_be_without_them(base: str) -> None:
-    """Momentum alone: what the base does with a gradient that leaves its momentum as it is, five times over."""
+@pytest.mark.parametrize("speed", [1.0, 0.01])
+def test_gradients_are_taken_where_the_base_would_be_without_them(base: str, speed: float) -> None:
+    """Momentum alone: what the base does with a gradient that leaves its momentum as it is, five times over, within reach."""
     model = MLP.model()
     optimizer = cflat.CFlatTurbo(AHEAD[base](model.parameters()), model=model)
+    optimizer.param_groups[0]["lr"] *= speed
     train(optimizer, model, MLP, 12)
     theta = [param.detach().clone() for param in model.parameters()]
     moves = []
@@ -195,8 +197,11 @@ def test_gradients_are_taken_where_the_base_would_be_without_them(base: str) -> 
         here = [param.detach().clone() for param in model.parameters()]
         closure_of(model, MLP.batch(12))()
         break
+    length, size = (torch.cat([part.flatten() for part in parts]).norm() for parts in (moves, theta))
+    steps = min(5.0, 0.1 * float(size / length))
+    assert (steps < 5) == (speed == 1)
     for found, start, move in zip(here, theta, moves, strict=True):
-        torch.testing.assert_close(found, start + 5 * move, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(found, start + steps * move, rtol=1e-9, atol=1e-12)
 
 
 def test_only_what_is_trained_and_has_momentum_moves_ahead() -> None:

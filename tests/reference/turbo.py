@@ -149,7 +149,8 @@ class MeasuredTurbo(Algorithm):
         rho = self.rho
         rho_fd = rho if self.rho_fd is None else self.rho_fd
         if not (self.budget is None and self.k == 1):
-            theta = theta + self.ahead * self.move
+            reach = 0.1 * norm(theta) / norm(self.move) if norm(self.move) > 0 else 0.0
+            theta = theta + min(self.ahead, reach) * self.move
         g = gradient(theta)
         a, c = running_mean(self.a), max(running_mean(self.c), 0.0)
         surrogate = a * g if self.u is None else a * g + c * norm(g) * self.u

@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+import operator
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.optim import SGD, Adam, Optimizer
 
-from cflat.optim._sharding import local_part
-from cflat.optim._vectors import as_real
+from cflat.optim._sharding import local_part, sharding_of
+from cflat.optim._vectors import Vector, as_real, tensor_norms
 from cflat.optim._weights import Weights, data_of
+
+REACH = 0.1
+"""Nobody looks farther ahead than this share of the length of the weights: momentum may explode, and this stops it."""
+
+
+class _Move(NamedTuple):
+    """What one step along the momentum alone adds to some parameters: rate * velocities."""
+
+    params: list[Tensor]
+    velocities: list[Tensor]
+    rate: float
 
 
 def has_known_momentum(base: Optimizer) -> bool:
@@ -21,40 +34,71 @@ def has_known_momentum(base: Optimizer) -> bool:
     return isinstance(base, Adam) and any(group["betas"][0] > 0 for group in base.param_groups)
 
 
+def steps_within_reach(weights: Weights, base: Optimizer, steps: float) -> float:
+    """Return how many of these steps along the momentum stay near theta; to be asked before a step's first gradient.
+
+    Names the parameters to move: all that are trainable and have momentum.
+    """
+    weights.choose([param for param in weights.candidates if param.requires_grad and _has_momentum(base, param)])
+    moves = _moves(base, weights.params)
+    if not moves:
+        return 0.0  # the first step, or a base without momentum
+    length, size = _lengths(moves, weights)
+    is_sound = 0 < length < math.inf and size < math.inf  # else nothing moves, and the gradient will tell
+    return min(steps, REACH * size / length) if is_sound else 0.0
+
+
 def look_ahead(weights: Weights, base: Optimizer, steps: float) -> None:
     """Move from theta to where so many further steps along the momentum alone would lead.
 
-    Before the first gradient of a step all trainable parameters that have momentum move; after it, only those that
-    take part in the step. Nothing is remembered: the momentum is that of the base optimizer.
+    Nothing is remembered: the momentum is that of the base optimizer.
     """
-    key, move = ("exp_avg", _along_adam) if isinstance(base, Adam) else ("momentum_buffer", _along_sgd)
-    candidates = weights.params or weights.candidates
-    moving = {param for param in candidates if param.requires_grad and base.state.get(param, {}).get(key) is not None}
-    if not weights.params:
-        weights.choose([param for param in candidates if param in moving])
-    if not weights.params:
-        return  # the first step, or a base without momentum
     weights.back()
+    for move in _moves(base, weights.params):
+        torch._foreach_add_([data_of(param) for param in move.params], move.velocities, alpha=steps * move.rate)
+
+
+def _has_momentum(base: Optimizer, param: Tensor) -> bool:
+    state = base.state.get(param, {})
+    return state.get("exp_avg" if isinstance(base, Adam) else "momentum_buffer") is not None
+
+
+def _moves(base: Optimizer, params: Sequence[Tensor]) -> list[_Move]:
+    """Return what the next step would do without a gradient, group by group."""
+    moving = {param for param in params if _has_momentum(base, param)}
+    moves = []
     for group in base.param_groups:
-        params = [param for param in group["params"] if param in moving]
-        if params:
-            move(group, params, [base.state[param] for param in params], steps * float(group["lr"]))
+        mine = [param for param in group["params"] if param in moving]
+        velocity = _adam_velocity if isinstance(base, Adam) else _sgd_velocity
+        if mine:
+            velocities = [velocity(group, base.state[param], param) for param in mine]
+            moves.append(_Move(mine, velocities, -float(group["lr"])))
+    return moves
 
 
-def _along_sgd(group: dict[str, Any], params: list[Tensor], states: list[dict[str, Any]], length: float) -> None:
-    """Subtract length * v."""
-    velocities = [_part(state["momentum_buffer"], param) for param, state in zip(params, states, strict=True)]
-    torch._foreach_add_([data_of(param) for param in params], velocities, alpha=-length)
+def _lengths(moves: list[_Move], weights: Weights) -> tuple[float, float]:
+    """Return the lengths of one step along the momentum and of the weights; the same on all ranks, as both are."""
+    theta = weights.values()
+    if theta.sharding is not None:
+        parts = [Vector(m.velocities, sharding=sharding_of(m.params)).sq_norm() * m.rate**2 for m in moves]
+        square, size = torch.stack([sum(parts[1:], parts[0]), theta.sq_norm()]).tolist()
+        return math.sqrt(square), math.sqrt(size)
+    norms = tensor_norms([velocity for move in moves for velocity in move.velocities] + theta.tensors)
+    rates = [move.rate for move in moves for _ in move.velocities]
+    return math.hypot(*map(operator.mul, rates, norms)), math.hypot(*norms[len(rates) :])
 
 
-def _along_adam(group: dict[str, Any], params: list[Tensor], states: list[dict[str, Any]], length: float) -> None:
-    """Subtract length * m / (sqrt(v) + eps), with m and v freed of their bias."""
+def _sgd_velocity(group: dict[str, Any], state: dict[str, Any], param: Tensor) -> Tensor:
+    return _part(state["momentum_buffer"], param)
+
+
+def _adam_velocity(group: dict[str, Any], state: dict[str, Any], param: Tensor) -> Tensor:
+    """Return m / (sqrt(v) + eps), with m and v freed of their bias."""
     beta_1, beta_2 = (float(beta) for beta in group["betas"])
-    square = "max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"
-    for param, state in zip(params, states, strict=True):
-        step = float(state["step"])
-        scale = _part(state[square], param).sqrt().div_(math.sqrt(1 - beta_2**step)).add_(group["eps"])
-        data_of(param).addcdiv_(_part(state["exp_avg"], param), scale, value=-length / (1 - beta_1**step))
+    step = float(state["step"])
+    square = _part(state["max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"], param)
+    scale = square.sqrt().div_(math.sqrt(1 - beta_2**step)).add_(group["eps"])
+    return _part(state["exp_avg"], param).div(scale).div_(1 - beta_1**step)
 
 
 def _part(tensor: Tensor, param: Tensor) -> Tensor:

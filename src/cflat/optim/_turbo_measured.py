@@ -8,7 +8,7 @@ With d = (g_s - g) + lam * (rho / rho') * (g_1 - g_0), the increment of exact C-
     in between   descend along (1 + a) g + max(c, 0) |g| u: one evaluation, no proxy model.
 
 All gradients of a step are taken around the weights where `CFlatTurbo.ahead` more steps along the momentum would lead:
-theta below is that point, and e says how well C-Flat at that point is predicted. 0 stays where the weights are.
+theta below is that point, and e says how well C-Flat is predicted there. 0 stays where the weights are.
 
 A full refresh takes four evaluations. Where `TurboRules.full_every` is above 1, most refreshes are half ones of two:
 they compute g_s and take d = (1 + phi) (g_s - g), phi being the mean of |d| / |g_s - g| - 1 over the full ones.
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from cflat.optim._ahead import look_ahead
+from cflat.optim._ahead import look_ahead, steps_within_reach
 from cflat.optim._passes import Direction
 from cflat.optim._surrogate import Products, surrogate_errors
 from cflat.optim._vectors import EPS, Vector, dot, read
@@ -78,13 +78,14 @@ class Measured:
         turbo, rho = self.turbo, self.turbo.rho
         lam = turbo.lam * turbo.flatness_ratio
 
-        self._begin(weights)
+        steps = self._steps_ahead(weights)
+        self._begin(weights, steps)
         g = yield "g"
         if not self._is_due():
             return self._predict(g, weights.params)
 
         is_full = self._is_full()
-        self._begin(weights)
+        self._begin(weights, steps)
         weights.walk(g, rho)  # theta + eps_0
         g_s = yield "g_s"
         increment = g_s.minus(g)
@@ -98,7 +99,7 @@ class Measured:
 
         length = increment.agreed_norm
         turbo.count("sharpness", "refreshed", g=g.norm, increment=increment.norm)
-        self._begin(weights)
+        self._begin(weights, steps)
         weights.walk(increment, rho)  # theta_p = theta + eps_1
         if turbo.refreshes_always:
             del g
@@ -117,10 +118,14 @@ class Measured:
         self._pay(FULL)
         return g_s
 
-    def _begin(self, weights: Weights) -> None:
-        """Go to theta, or ahead of it."""
-        if self.turbo.looks_ahead:
-            look_ahead(weights, self.turbo.base, self.turbo.ahead)
+    def _steps_ahead(self, weights: Weights) -> float:
+        turbo = self.turbo
+        return steps_within_reach(weights, turbo.base, turbo.ahead) if turbo.looks_ahead else 0.0
+
+    def _begin(self, weights: Weights, steps: float) -> None:
+        """Go to theta, or some steps ahead of it."""
+        if steps > 0:
+            look_ahead(weights, self.turbo.base, steps)
         elif weights.params:
             weights.back()
 
