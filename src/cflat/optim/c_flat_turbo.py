@@ -108,8 +108,9 @@ class CFlatTurbo(SharpnessAware):
             cost less. None uses the default of the rules: 1.3 for ``"adaptive"``; with the others, refreshes follow
             ``k``.
         ahead: Take all gradients at the weights to which this many further steps along the momentum of ``base`` would
-            lead; at least 0. None is the default of the rules: 5 for ``"adaptive"`` if ``base`` has momentum and is
-            torch's SGD or Adam (or derives from them), 0 otherwise. With ``k=1`` Turbo is C-Flat and takes 0.
+            lead, but no farther than a tenth of the length of the weights; at least 0. None is the default of the
+            rules: 5 for ``"adaptive"`` if ``base`` has momentum and is torch's SGD or Adam (or derives from them), 0
+            otherwise. With ``k=1`` Turbo is C-Flat and takes 0.
         k: Steps from one refresh to the next in the first task, at least 1, instead of a budget; None is 5.
         k_growth: How much k grows over the whole stream (c of the appendix); at least 0.
         schedule: Whether k grows with the tasks; False refreshes every k steps throughout.
