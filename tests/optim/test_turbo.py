@@ -175,7 +175,7 @@ AHEAD = {
 @pytest.mark.parametrize("base", AHEAD)
 @pytest.mark.parametrize("speed", [1.0, 0.01])
 def test_gradients_are_taken_where_the_base_would_be_without_them(base: str, speed: float) -> None:
-    """Momentum alone: what the base does with a gradient that leaves its momentum as it is, five times or within reach."""
+    """What the base does with a gradient that leaves its momentum as it is, five times or within reach."""
     model = MLP.model()
     optimizer = cflat.CFlatTurbo(AHEAD[base](model.parameters()), model=model)
     optimizer.param_groups[0]["lr"] *= speed
