@@ -67,7 +67,8 @@ class Point:
 
     def layer(self, row: Row) -> dict[str, Any]:
         radius = {} if row.radius is None else {"rho": rounded(self.radius * row.radius)}
-        return {"base": {**row.base, "lr": rounded(self.rate)}, "optimizer": {**row.optimizer, **radius}}
+        rate = rounded(self.rate * row.rate)
+        return {"base": {**row.base, "lr": rate}, "optimizer": {**row.optimizer, **radius}}
 
 
 def design(bench: Bench, trials: int) -> list[Point]:
@@ -201,7 +202,7 @@ def tune_row(front: Front, stream: str, name: str, protocol: str = "stream") -> 
         members = list(islice(summaries, len(seeds)))
         trials.append(
             {
-                "rate": rounded(point.rate),
+                "rate": rounded(point.rate * row.rate),
                 "radius": None if row.radius is None else rounded(point.radius * row.radius),
                 "avg": statistics.mean(member.value("avg", "validation") for member in members),
                 "last": statistics.mean(member.value("last", "validation") for member in members),

@@ -305,6 +305,8 @@ class Row:
     """Factor on a stream's radii for optimizers that measure theirs otherwise; None has no radius."""
     base: Mapping[str, Any] = field(default_factory=dict)
     """Settings of the base optimizer beside its rate."""
+    rate: float = 1.0
+    """Factor on a stream's learning rates: with less momentum, steps are shorter at the same rate."""
 
 
 def _turbo(title: str, cost: float, /, **settings: Any) -> Row:
@@ -320,6 +322,13 @@ ROWS: dict[str, Row] = {
     "turbo-steady": _turbo("C-Flat Turbo, steady", 1.3, rules="steady"),
     "turbo-paper": _turbo("C-Flat Turbo, paper", 1.3, rules="paper"),
     "none-cosine": Row("SGD, cosine in each task", {"name": "none"}, 1.0, radius=None, base={"schedule": "cosine"}),
+    "none-nesterov": Row("SGD, Nesterov", {"name": "none"}, 1.0, radius=None, base={"nesterov": True}),
+    "none-momentum-0.5": Row(
+        "SGD, momentum 0.5, rates x5", {"name": "none"}, 1.0, radius=None, base={"momentum": 0.5}, rate=5.0
+    ),
+    "none-momentum-0": Row(
+        "SGD, no momentum, rates x10", {"name": "none"}, 1.0, radius=None, base={"momentum": 0.0}, rate=10.0
+    ),
     "sam": Row("SAM", {"name": "sam"}, 2.0),
     "msam": Row("MSAM", {"name": "msam"}, 1.0, radius=5.0),
     "looksam": Row("LookSAM", {"name": "looksam"}, 1.2),

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from front_runs import read
+from front_runs import read, rounded
 from front_streams import ROWS, STREAMS
 
 from cflat._files import write_atomic, write_json
@@ -146,12 +146,15 @@ def _table_row(row: Mapping[str, Any]) -> str:
 
 def _trials(rows: Mapping[str, Any]) -> list[str]:
     """Show validation accuracy over the rates that were tried: how wide the range is that works."""
-    rates = sorted({trial["rate"] for row in rows.values() for trial in row["trials"]})
+    tried = {
+        name: {rounded(t["rate"] / ROWS[name].rate): t["avg"] for t in row["trials"]} for name, row in rows.items()
+    }
+    rates = sorted({rate for by_rate in tried.values() for rate in by_rate})
     lines = ["Validation Avg (%) of all trials, by learning rate:", ""]
     lines += ["| row | " + " | ".join(f"{rate:g}" for rate in rates) + " |", "|---" * (len(rates) + 1) + "|"]
-    for row in rows.values():
-        by_rate = {trial["rate"]: f"{100 * trial['avg']:.1f}" for trial in row["trials"]}
-        lines.append(f"| {row['title']} | " + " | ".join(by_rate.get(rate, "") for rate in rates) + " |")
+    for name, row in rows.items():
+        cells = (f"{100 * tried[name][rate]:.1f}" if rate in tried[name] else "" for rate in rates)
+        lines.append(f"| {row['title']} | " + " | ".join(cells) + " |")
     return lines
 
 

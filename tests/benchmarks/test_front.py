@@ -39,7 +39,7 @@ def test_every_optimizer_has_a_row_and_every_row_a_configuration_on_every_stream
         point = front.design(bench, 1)[0]
         for row in ROWS.values():
             config = request.config(bench, point.layer(row), split="validation", seed=3)
-            assert (config.seed, config.base.lr) == (3, front.rounded(point.rate))
+            assert (config.seed, config.base.lr) == (3, front.rounded(point.rate * row.rate))
             assert (config.data.validation, config.data.evaluate) == (front.VALIDATION, "validation")
             assert config == resolve_config(config.to_dict())
             if row.radius is not None:

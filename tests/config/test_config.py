@@ -73,6 +73,8 @@ def test_values_arrive_with_their_types() -> None:
         ("base.lr=fast", r"base.lr must be a number.*got 'fast'"),
         ("base.lr=.inf", r"base.lr must be a finite number, got inf"),
         ("base.schedule=multistep", r"needs base.milestones"),
+        ("base={nesterov: true, momentum: 0}", r"base.nesterov needs base.name=sgd and base.momentum above 0"),
+        ("base={nesterov: true, name: adam}", r"base.nesterov needs base.name=sgd"),
         ("base.milestones=[0]", r"base.milestones must be at least 1"),
         ("base.milestones=[4, 2]", r"base.milestones must ascend"),
         ("method={name: icarl, memory_total: 20, memory_per_class: 2}", r"exclude each other"),

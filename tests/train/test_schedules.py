@@ -62,3 +62,10 @@ def test_groups_keep_their_relative_learning_rates(name):
     assert [g["weight_decay"] for g in first.param_groups] == [0.25, 0.0]
     set_lr(later, 0.5)
     assert [g["lr"] for g in later.param_groups] == pytest.approx([0.05, 0.0005])
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_momentum_is_what_was_asked_for(nesterov):
+    groups = [ParamGroup([torch.nn.Parameter(torch.zeros(1))])]
+    base = make_base(groups, BaseSettings(momentum=0.8, nesterov=nesterov), is_first_task=True)
+    assert (base.param_groups[0]["momentum"], base.param_groups[0]["nesterov"]) == (0.8, nesterov)

@@ -114,6 +114,8 @@ def _check_images(method: Choice, data: DataSettings, spec: DatasetSpec) -> None
 
 
 def _check_base(base: BaseSettings) -> None:
+    if base.nesterov and (base.name != "sgd" or base.momentum == 0):
+        raise ConfigError("base.nesterov needs base.name=sgd and base.momentum above 0.")
     if base.schedule == "multistep" and not base.milestones:
         raise ConfigError("base.schedule 'multistep' needs base.milestones, for example base.milestones=[10,15].")
     for key in ("milestones", "first_milestones"):

@@ -29,7 +29,7 @@ def make_base(groups: list[ParamGroup], settings: BaseSettings, *, is_first_task
         if group.params
     ]
     if settings.name == "sgd":
-        return torch.optim.SGD(params, lr=lr, momentum=settings.momentum)
+        return torch.optim.SGD(params, lr=lr, momentum=settings.momentum, nesterov=settings.nesterov)
     make = torch.optim.Adam if settings.name == "adam" else torch.optim.AdamW
     return make(params, lr=lr)
 

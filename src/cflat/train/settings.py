@@ -32,6 +32,8 @@ class BaseSettings:
     """Learning rate of the first task, if it differs."""
     momentum: Fraction = 0.9
     """Momentum of SGD, in [0, 1); ignored by Adam."""
+    nesterov: Flag = False
+    """Nesterov's momentum instead of the classical one; SGD with momentum only."""
     weight_decay: NotNegative = 0.0
     """Weight decay; at least 0."""
     first_weight_decay: NotNegative | None = None
