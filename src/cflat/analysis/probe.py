@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from cflat._ranges import Count, CountOrZero, check, checked
 from cflat.analysis.recorder import GradientRecorder
 from cflat.analysis.shadow import Shadow
-from cflat.optim.engine import EPS, Vector, dot
+from cflat.optim.engine import EPS, Vector, dot, has_known_momentum, weights_ahead
 
 __all__ = ["RADII", "Probe", "ProbeResult", "ProbeRow", "Stability", "probe"]
 
@@ -96,6 +96,9 @@ class Probe:
         lam: Weight of the flatness term.
         beta: Length of Turbo's printed surrogate.
         k: Turbo's interval.
+        base: The optimizer that trains ``params``, if the probe shall look ahead.
+        ahead: How many steps along the momentum of ``base`` to look ahead: all directions, C-Flat's and the plain
+            gradient too, are those of the weights there. C-Flat Turbo takes its gradients 5 steps ahead.
     """
 
     def __init__(
@@ -107,12 +110,18 @@ class Probe:
         lam: float = 0.2,
         beta: float = 0.8,
         k: int = 5,
+        base: Optimizer | None = None,
+        ahead: float = 0.0,
     ) -> None:
         if not radii:
             raise ValueError("radii must hold at least one radius, got none.")
         for rho in radii:
             check("radii", rho, above=0)
-        params = list(params)
+        check("ahead", ahead, at_least=0)
+        if ahead > 0 and (base is None or not has_known_momentum(base)):
+            raise ValueError("ahead follows momentum: give the SGD or Adam with momentum that trains as base.")
+        self._params = params = list(params)
+        self._base, self._ahead = base, ahead
         self.interval = k
         self._plain = Shadow("none", params, model)
         self._lanes = [_Lane(rho, params, model, lam, beta, k) for rho in dict.fromkeys(radii)]
@@ -120,6 +129,12 @@ class Probe:
 
     def look(self, closure: Callable[[], Any]) -> bool:
         """Look at one step; False if its gradient is Inf, NaN or zero, so that there was nothing to compare."""
+        if self._base is None:
+            return self._look(closure)
+        with weights_ahead(self._params, self._base, self._ahead):
+            return self._look(closure)
+
+    def _look(self, closure: Callable[[], Any]) -> bool:
         g = self._plain.look(closure)
         if g is None or not g.tensors or g.norm == 0:
             return False
@@ -158,6 +173,7 @@ def probe(
     lam: float = 0.2,
     beta: float = 0.8,
     k: int = 5,
+    ahead: float = 0.0,
 ) -> ProbeResult:
     """Probe any model: train it with ``base`` for a few steps and look at what flatness would change.
 
@@ -172,6 +188,7 @@ def probe(
         lam: Weight of the flatness term.
         beta: Length of Turbo's printed surrogate.
         k: Turbo's interval.
+        ahead: Steps to look ahead along the momentum of ``base``.
 
     >>> import torch
     >>> model = torch.nn.Linear(4, 3)
@@ -182,7 +199,7 @@ def probe(
     6
     """
     params = [param for group in base.param_groups for param in group["params"]]
-    watched = Probe(params, model, radii=radii, lam=lam, beta=beta, k=k)
+    watched = Probe(params, model, radii=radii, lam=lam, beta=beta, k=k, base=base, ahead=ahead)
     for index, batch in zip(range(warmup + steps), _endless(loader), strict=False):
 
         def closure(batch: Any = batch) -> Tensor:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -56,6 +57,20 @@ def look_ahead(weights: Weights, base: Optimizer, steps: float) -> None:
     weights.back()
     for move in _moves(base, weights.params):
         torch._foreach_add_([data_of(param) for param in move.params], move.velocities, alpha=steps * move.rate)
+
+
+@contextmanager
+def weights_ahead(params: Sequence[Tensor], base: Optimizer, steps: float) -> Iterator[None]:
+    """Hold the weights where a step that looks ``steps`` steps ahead takes its gradients, for tools that watch it."""
+    weights = Weights(params)
+    try:
+        with torch.no_grad():
+            if steps > 0 and (within := steps_within_reach(weights, base, steps)) > 0:
+                look_ahead(weights, base, within)
+        yield
+    finally:
+        with torch.no_grad():
+            weights.restore()
 
 
 def _has_momentum(base: Optimizer, param: Tensor) -> bool:

@@ -5,6 +5,7 @@ A new optimizer needs `Direction`, `Weights` and `Radius` for its types; tools t
 """
 
 from cflat._ranges import Count, CountOrZero, Fraction, NotNegative, Positive, Range, Share, check
+from cflat.optim._ahead import has_known_momentum, weights_ahead
 from cflat.optim._base import SharpnessAware, StepOptions
 from cflat.optim._catalog import register_optimizer
 from cflat.optim._guards import BufferGuard, RandomGuard
@@ -37,5 +38,7 @@ __all__ = [
     "clone_all",
     "data_of",
     "dot",
+    "has_known_momentum",
     "register_optimizer",
+    "weights_ahead",
 ]

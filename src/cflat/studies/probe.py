@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import nn
 
@@ -30,6 +31,7 @@ class ProbeObserver(Observer):
     task: int
     settings: dict[str, float]
     """Turbo's lam, beta and k."""
+    ahead: float
     tell: Callable[[int], None]
 
     def __post_init__(self) -> None:
@@ -47,8 +49,10 @@ class ProbeObserver(Observer):
         self._optimizer = optimizer
         if optimizer.task_index == self.task and self.probe is None:
             k = int(self.settings.get("k") or 5)  # None: a budget takes the place of an interval
-            weights = {name: value for name, value in self.settings.items() if name in ("lam", "beta")}
-            self.probe = Probe(optimizer.all_params(), network, radii=self.radii, k=k, **weights)
+            settings: dict[str, Any] = {key: self.settings[key] for key in ("lam", "beta") if key in self.settings}
+            if self.ahead > 0:
+                settings |= {"base": optimizer.base, "ahead": self.ahead}
+            self.probe = Probe(optimizer.all_params(), network, radii=self.radii, k=k, **settings)
 
     def on_step_start(self, epoch: int, objective: Objective, batch: Batch) -> None:
         """Look at this step."""
@@ -67,18 +71,24 @@ def probe_run(
     steps: int = 24,
     warmup: int = 10,
     task: int = 0,
+    ahead: float = 0.0,
     tell: Callable[[int], None] = lambda done: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> ProbeResult:
     """Train plainly up to a task (from 0), let ``warmup`` of its steps pass, and probe the next ones.
 
+    With ``ahead`` above 0, it looks at the weights that many steps further along the momentum.
     The optimizer of ``config`` gives lam, beta and k, and does not train. The verdict is about the first of the radii.
     ``tell`` is told after every probed step how many are done, and ``should_stop``, asked after every step, ends the
     probe with what it has.
     """
     check_watchable(config.runtime)
+    if ahead > 0 and config.base.name == "sgd" and config.base.momentum == 0:
+        raise ConfigError(
+            "--ahead follows the momentum, and there is none: set base.momentum above 0, or leave it out."
+        )
     settings = {key: value for key, value in config.optimizer.keywords().items() if key in ("lam", "beta", "k")}
-    observer = ProbeObserver(radii, steps, warmup, task, settings, tell)
+    observer = ProbeObserver(radii, steps, warmup, task, settings, ahead, tell)
     plain = replace(config, optimizer=parse_optimizer({"name": "none"}))
     with suppress(TrainingInterrupted):
         run(plain, observers=[observer], should_stop=lambda: observer.is_done or should_stop())

@@ -33,6 +33,9 @@ def command(
     task: Annotated[
         int, typer.Option(min=0, help="Task to probe, from 0; earlier tasks are trained with the base optimizer")
     ] = 0,
+    ahead: Annotated[
+        float, typer.Option(min=0, help="Steps to look ahead along the momentum; C-Flat Turbo looks 5 steps ahead")
+    ] = 0.0,
     out: Annotated[Path | None, typer.Option(help="Folder of the results; default runs/probe-METHOD-DATA")] = None,
     quiet: Quiet = False,
     json: Json = False,
@@ -55,7 +58,9 @@ def command(
             note(f"probed {done} of {steps} steps")
 
     with StopRequest(tell_stopping) as stop:
-        found = probe_run(resolved, grid, steps=steps, warmup=warmup, task=task, tell=tell, should_stop=stop)
+        found = probe_run(
+            resolved, grid, steps=steps, warmup=warmup, task=task, ahead=ahead, tell=tell, should_stop=stop
+        )
     subject = f"{resolved.method.name} on {resolved.data.name}"
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "probe.json", found.to_dict())
