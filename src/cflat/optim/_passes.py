@@ -96,11 +96,14 @@ class Passes:
         if self._state == "closed":
             raise StopIteration
         try:
-            is_done = self._advance() if self._state == "open" else self._start()
+            if self._state == "open":
+                self._advance()
+            else:
+                self._start()
         except BaseException:
             self.close()
             raise
-        if is_done:
+        if self._state == "closed":
             self._run_hooks(self._optimizer._optimizer_step_post_hooks)
             raise StopIteration
         self._index += 1
@@ -132,7 +135,7 @@ class Passes:
         self._scale, self._is_loop = LossScale(scaler, self._optimizer), is_loop
         return self
 
-    def _start(self) -> bool:
+    def _start(self) -> None:
         optimizer, was_begun = self._optimizer, self._state == "begun"
         has_gradients = holds_foreign_gradient(self._weights.candidates)
         if has_gradients and self.replays and not optimizer._adds_to_gradients:
@@ -159,10 +162,9 @@ class Passes:
                 "were accumulated before this step. Call optimizer.begin_step() before the first micro-batch, or loop "
                 "over all micro-batches inside the closure or inside optimizer.passes()."
             )
-        return False
 
     @torch.no_grad()
-    def _advance(self) -> bool:
+    def _advance(self) -> None:
         self._context.close()
         is_done, direction = self._ask()
         if is_done:
@@ -171,7 +173,6 @@ class Passes:
             self._optimizer._buffers.hold()
             self._optimizer._random.replay()
             self.replays = True
-        return is_done
 
     def _ask(self) -> tuple[bool, Vector | None]:
         """Give the algorithm its gradient; return whether it is done, and its direction unless it met Inf or NaN."""
@@ -180,7 +181,7 @@ class Passes:
             gradient = self._collect()
             if not gradient.tensors:  # no parameter takes part in this step
                 return True, gradient
-            for hook in self._optimizer.gradient_hooks():
+            for hook in list(self._optimizer._gradient_hooks.values()):
                 hook(Evaluation(self._asked, gradient, self.loss))
             self._asked = self._algorithm.send(gradient)
         except StopIteration as stop:

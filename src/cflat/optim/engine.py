@@ -14,28 +14,7 @@ from cflat.optim._vectors import EPS, NonFiniteError, Vector, as_real, clone_all
 from cflat.optim._weights import Weights, data_of
 
 __all__ = [
-    "EPS",
-    "BufferGuard",
-    "Count",
-    "CountOrZero",
-    "Direction",
-    "Evaluation",
-    "Fraction",
-    "NonFiniteError",
-    "NotNegative",
-    "Positive",
-    "Radius",
-    "RandomGuard",
-    "Range",
-    "Share",
-    "SharpnessAware",
-    "StepOptions",
-    "Vector",
-    "Weights",
-    "as_real",
-    "check",
-    "clone_all",
-    "data_of",
-    "dot",
-    "register_optimizer",
-]
+    "EPS", "BufferGuard", "Count", "CountOrZero", "Direction", "Evaluation", "Fraction", "NonFiniteError",
+    "NotNegative", "Positive", "Radius", "RandomGuard", "Range", "Share", "SharpnessAware", "StepOptions", "Vector",
+    "Weights", "as_real", "check", "clone_all", "data_of", "dot", "register_optimizer",
+]  # fmt: skip
