@@ -223,12 +223,21 @@ def test_printed_trigger_depends_on_the_scale_of_the_loss() -> None:
     assert not large.fires(100.0, 1.0)
 
 
-def test_zero_never_fires_and_reset_forgets() -> None:
+def test_zero_never_fires() -> None:
     trigger = EmaTrigger(0.9, is_rooted=True)
     assert not trigger.fires(0.0, 0.0)
-    trigger.fires(5.0, 1.0)
-    trigger.reset()
-    assert (trigger.mean, trigger.spread) == (0.0, 1e-8)
+
+
+@pytest.mark.parametrize(("name", "rules"), [("ae_sam", {}), ("c_flat_turbo", {"rules": "paper"})])
+def test_a_task_forgets_the_statistics_of_the_one_before(name: str, rules: dict[str, str]) -> None:
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = cflat.create_optimizer(name, torch.optim.SGD([weight], lr=0.1), **rules)
+    fresh = optimizer.extra_state()
+    for _ in optimizer.passes():
+        weight.square().sum().backward()
+    assert optimizer.extra_state() != fresh
+    optimizer.start_task(1)
+    assert optimizer.extra_state() == fresh
 
 
 @PROPERTY

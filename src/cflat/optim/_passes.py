@@ -44,11 +44,8 @@ class Passes:
     numbers and the algorithm's state. An exception inside ``with opt.passes() as passes:`` does so at once; without
     ``with`` it happens when the iterator is closed or dropped, or at the next call on the optimizer.
 
-    Args:
-        optimizer: Whose step it is.
-        scaler: The GradScaler with which the caller scales its loss, or None.
-        accumulated: Whether gradients that are there already are the beginning of the first evaluation; see `replays`.
-        is_loop: Whether the caller loops itself; then hooks, which torch runs around `step` only, run here.
+    Made by `SharpnessAware.passes`; ``is_loop`` says that the caller loops itself, so that hooks, which torch runs
+    around `step` only, have to run here.
     """
 
     def __init__(

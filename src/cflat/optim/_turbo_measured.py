@@ -60,10 +60,6 @@ class Measured:
     def __init__(self, turbo: CFlatTurbo) -> None:
         self.turbo = turbo
         self.memory = turbo.memory("u")
-        self.reset()
-
-    def reset(self) -> None:
-        """Begin a task (the optimizer clears the memory)."""
         self.along, self.across, self.phi, self.error = _Mean(), _Mean(), _Mean(), _Mean()
         self.refreshes = 0
         self.refreshed_at = self.fully_refreshed_at = 0
