@@ -67,9 +67,9 @@ class StepOptions:
 class SharpnessAware(Wrapper):
     """Wrap a torch optimizer so that it descends along a direction computed from several evaluations.
 
-    A subclass writes `direction`, and `extra_state` if it keeps scalars. Everything else happens here and in
-    `Passes`: parameter groups, state and learning rates belong to ``base``; weights are restored by copy on every
-    exit; a step with an Inf or NaN gradient is skipped; checkpoints are complete.
+    A subclass writes `direction`, and names its counters in `scalars`. Everything else happens here and in `Passes`:
+    parameter groups, state and learning rates belong to ``base``; weights are restored by copy on every exit; a step
+    with an Inf or NaN gradient is skipped; checkpoints are complete.
 
     Args:
         base: Any torch optimizer; its groups and schedules stay in charge of the update.
@@ -81,6 +81,9 @@ class SharpnessAware(Wrapper):
 
     # Makes GradScaler announce itself instead of stepping us with scaled gradients; see `step`.
     _step_supports_amp_scaling = True
+
+    scalars: tuple[str, ...] = ()
+    """Attributes that a checkpoint must hold; they are also put back when a step is given up."""
 
     # Whether gradients that were accumulated before a step may simply be added to: true of one evaluation at theta.
     _adds_to_gradients = False
@@ -131,11 +134,13 @@ class SharpnessAware(Wrapper):
         raise NotImplementedError
 
     def extra_state(self) -> dict[str, Any]:
-        """Return the scalars that a checkpoint must hold; also restored when a step is given up."""
-        return {}
+        """Return what a checkpoint must hold, and what is put back when a step is given up: the `scalars`."""
+        return {name: getattr(self, name) for name in self.scalars}
 
     def load_extra_state(self, state: dict[str, Any]) -> None:
         """Take over what `extra_state` returned."""
+        for name in self.scalars:
+            setattr(self, name, state[name])
 
     @checked
     def start_task(self, index: CountOrZero, num_tasks: int | None = None) -> None:
