@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cflat.analysis.probe import Probe, ProbeResult, ProbeRow, _judge, probe
+from cflat.analysis.probe import Probe, _judge, probe
 
 LAM = 0.3
 
@@ -31,10 +31,6 @@ def make_batches(number: int) -> list[tuple[Tensor, Tensor]]:
 
 def loss_of(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     return F.cross_entropy(model(batch[0]), batch[1])
-
-
-def row(found: ProbeResult, rho: float, optimizer: str) -> ProbeRow:
-    return next(own for own in found.rows if own.rho == rho and own.optimizer == optimizer)
 
 
 def gradient(model: nn.Module, batch: tuple[Tensor, Tensor], offset: Tensor | float = 0.0) -> Tensor:
@@ -77,7 +73,7 @@ def test_cosines_norms_and_errors_are_the_naive_ones(rho: float):
         theta = nn.utils.parameters_to_vector(twin.parameters()).detach()
         nn.utils.vector_to_parameters(theta - lr * g, twin.parameters())
     means = [statistics.fmean(column) for column in zip(*expected, strict=True)]
-    exact_row, sam = row(found, rho, "C-Flat"), row(found, rho, "SAM")
+    exact_row, sam = found.row(rho, "C-Flat"), found.row(rho, "SAM")
     assert exact_row.cosine_plain == pytest.approx(means[0], rel=1e-9)
     assert exact_row.norm_ratio == pytest.approx(means[1], rel=1e-9)
     assert sam.cosine_exact == pytest.approx(means[2], rel=1e-9)
@@ -92,13 +88,13 @@ def test_evaluations_and_trigger_rates_are_counted():
         model, loss_of, make_batches(4), torch.optim.SGD(model.parameters(), lr=0.1), steps=20, radii=[0.1], k=5
     )
     assert found.steps == 20
-    assert row(found, 0.1, "C-Flat").evaluations_per_step == 4
-    assert row(found, 0.1, "SAM").evaluations_per_step == 2
-    assert math.isnan(row(found, 0.1, "SAM").flatness_rate)
+    assert found.row(0.1, "C-Flat").evaluations_per_step == 4
+    assert found.row(0.1, "SAM").evaluations_per_step == 2
+    assert math.isnan(found.row(0.1, "SAM").flatness_rate)
     # exact in the first step (empty cache), then whenever j mod 5 = 0: 5 of 20 steps with four evaluations
-    assert row(found, 0.1, "reuse only, paper").evaluations_per_step == pytest.approx((5 * 4 + 15 * 2) / 20)
-    assert row(found, 0.1, "reuse only, paper").sharpness_rate == 1.0
-    turbo = row(found, 0.1, "Turbo paper")
+    assert found.row(0.1, "reuse only, paper").evaluations_per_step == pytest.approx((5 * 4 + 15 * 2) / 20)
+    assert found.row(0.1, "reuse only, paper").sharpness_rate == 1.0
+    turbo = found.row(0.1, "Turbo paper")
     assert 0 <= turbo.sharpness_rate <= 1
     assert turbo.evaluations_per_step < 4
 
@@ -133,7 +129,7 @@ def test_vectors_of_a_frozen_batch_do_not_turn():
         assert watched.look(closure)
     assert watched.result().stability[0].cosines == pytest.approx(dict.fromkeys(("g", "g_0", "g_vs", "g_vf"), 1.0))
     assert "Cached directions last" in watched.result().verdict
-    assert row(watched.result(), 0.1, "reuse only, steady").error_exact < 1e-9  # calibrated surrogates are exact here
+    assert watched.result().row(0.1, "reuse only, steady").error_exact < 1e-9  # calibrated surrogates are exact here
 
 
 def test_infinite_and_zero_gradients_are_passed_over():

@@ -79,6 +79,10 @@ class ProbeResult:
         """Return plain values."""
         return asdict(self)
 
+    def row(self, rho: float, optimizer: str) -> ProbeRow:
+        """Return one row of the table."""
+        return next(row for row in self.rows if row.rho == rho and row.optimizer == optimizer)
+
 
 class Probe:
     """Compare the directions of optimizers along a training run; `look` before each of its steps.
