@@ -72,7 +72,7 @@ class CFlatPlus(SharpnessAware):
             return g
         weights.jump(g, rho)  # from here on as in C-Flat
         g_s = yield "g_s"
-        increment = g.subtracted_from_(g_s)
+        increment = g.scale_(-1.0).add_(g_s)
         weights.jump(increment, rho)
         self.count("sharpness", "refreshed", increment=increment.norm)
         del g, increment
