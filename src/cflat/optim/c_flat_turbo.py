@@ -180,13 +180,9 @@ class CFlatTurbo(SharpnessAware):
 
     @property
     def looks_ahead(self) -> bool:
-        """Whether the first gradient of a step is not taken at the weights where the step begins."""
-        return self.ahead > 0 and not self.is_exact
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether every step computes C-Flat: by its interval, or by a budget of four."""
-        return self.refreshes_always or (self.evaluations is not None and self.evaluations >= 4)
+        """Whether the first gradient of a step is not taken where the step begins; exact C-Flat takes it there."""
+        is_exact = self.refreshes_always or (self.evaluations is not None and self.evaluations >= 4)
+        return self.ahead > 0 and not is_exact
 
     @property
     def refreshes_always(self) -> bool:
