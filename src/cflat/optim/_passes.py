@@ -196,9 +196,7 @@ class Passes:
                 "loss.backward() in every evaluation, on a loss that depends on these parameters."
             )
         gradient = self._weights.collect(self._scale.value)
-        options = self._optimizer.options
-        if options.max_norm is not None and options.clip == "each":
-            _clip_(gradient, options.max_norm)
+        self._clip_(gradient, "each")
         return gradient
 
     def _finish(self, direction: Vector | None) -> None:
@@ -222,17 +220,20 @@ class Passes:
 
     def _checked(self, direction: Vector) -> Vector | None:
         """Average over ranks if each has perturbed on its own, verify that all is finite, and clip."""
-        options = self._optimizer.options
         try:
-            if options.perturbation == "local":
+            if self._optimizer.options.perturbation == "local":
                 direction.average_()
             if not direction.is_finite:
                 _ = direction.norm
-            if options.max_norm is not None and options.clip == "final":
-                _clip_(direction, options.max_norm)
+            self._clip_(direction, "final")
         except NonFiniteError:
             return None
         return direction
+
+    def _clip_(self, vector: Vector, moment: str) -> None:
+        options = self._optimizer.options
+        if options.max_norm is not None and options.clip == moment and vector.agreed_norm > options.max_norm:
+            vector.scale_(options.max_norm / vector.agreed_norm)
 
     def _leave(self) -> None:
         """Return from wherever the algorithm has moved to."""
@@ -267,8 +268,3 @@ def _contexts_of(optimizer: SharpnessAware) -> Callable[[], AbstractContextManag
             "otherwise ranks exchange their gradients before they perturb."
         )
     return no_sync or nullcontext
-
-
-def _clip_(vector: Vector, max_norm: float) -> None:
-    if vector.agreed_norm > max_norm:
-        vector.scale_(max_norm / vector.agreed_norm)
