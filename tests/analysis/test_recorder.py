@@ -158,7 +158,7 @@ def test_detached_recorder_sees_nothing_more():
     detach()
     optimizer.step(closure_of(model, 1))
     assert len(recorder.records) == 1
-    assert not optimizer.gradient_hooks()
+    assert not optimizer._gradient_hooks
 
 
 def test_steps_that_were_not_taken_are_not_recorded():

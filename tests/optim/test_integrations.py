@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+import types
+
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 from torch.optim import lr_scheduler
 
+import cflat
 from cases import TURBO
 from faults import EVERY, Run, batch_of, differences
 
@@ -91,3 +96,27 @@ def test_a_compiled_model_sees_the_perturbed_weights():
         inputs, labels = batch_of(step)
         run.optimizer.step(lambda inputs=inputs, labels=labels: F.cross_entropy(compiled(inputs), labels).backward())
     assert not differences(run.world()["model"], expected)
+
+
+def test_the_last_closure_of_an_accumulation_is_refused_wherever_accelerate_stands(monkeypatch):
+    """Accelerate is recognized from the frames between its step and ours, of which schedulers add some."""
+    accelerate = types.ModuleType("accelerate.optimizer")
+    source = "class Accelerated:\n    def step(self, closure):\n        return self.optimizer.step(closure)\n"
+    exec(source, accelerate.__dict__)
+    monkeypatch.setitem(sys.modules, "accelerate.optimizer", accelerate)
+    weight = nn.Parameter(torch.ones(2))
+    wrapped = accelerate.Accelerated()
+    wrapped.optimizer = cflat.SAM(torch.optim.SGD([weight], lr=0.1))
+    lr_scheduler.StepLR(wrapped.optimizer, 1)  # patches step
+
+    def closure():
+        loss = weight.square().sum()
+        loss.backward()
+        return loss
+
+    wrapped.gradient_state = types.SimpleNamespace(num_steps=1)
+    wrapped.step(closure)
+    wrapped.gradient_state.num_steps = 2
+    with pytest.raises(cflat.ClosureError, match="accumulates over 2 micro-batches"):
+        wrapped.step(closure)
+    wrapped.optimizer.step(closure)  # somebody else's call is no business of Accelerate's

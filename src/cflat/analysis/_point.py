@@ -8,7 +8,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
-from cflat.optim.engine import BufferGuard, RandomGuard, Vector, as_real, clone_all, data_of
+from cflat.optim.engine import BufferGuard, RandomGuard, Vector, Weights, as_real
 
 Loss: TypeAlias = Callable[[], Tensor]
 """Returns the loss of the present weights as a scalar tensor, without calling backward."""
@@ -33,8 +33,8 @@ class Point:
                     "leave frozen parameters out or call requires_grad_() on it."
                 )
         self._loss = loss
-        self._data = [data_of(param) for param in self.params]
-        self._theta: Vector | None = None
+        self._weights = Weights(self.params)
+        self._weights.choose(self.params)
         self._buffers = BufferGuard(model)
         self._random = RandomGuard(is_enabled=True)
 
@@ -45,8 +45,7 @@ class Point:
 
     @torch.no_grad()
     def __exit__(self, *_: object) -> None:
-        if self._theta is not None:
-            self._theta.copy_to_(self._data)
+        self._weights.restore()
         self._buffers.undo()
         self._random.undo()
 
@@ -74,24 +73,23 @@ class Point:
         gradients = torch.autograd.grad(value, self.params, allow_unused=True, materialize_grads=True)
         return value.item(), Vector([as_real(gradient) for gradient in gradients])
 
-    def theta(self) -> Vector:
-        """Return the original weights; shared memory, not to be overwritten."""
-        if self._theta is None:
-            self._theta = Vector(clone_all([values.detach() for values in self._data]))
-        return self._theta
+    @torch.no_grad()
+    def magnitudes(self, plus: float) -> Vector:
+        """Return ``|w| + plus`` of each present weight w."""
+        return self._weights.values().absolute(plus)
 
     @torch.no_grad()
     def move(self, *offsets: tuple[Vector, float]) -> None:
         """Move to theta plus the sum of ``alpha * vector`` over the given pairs."""
-        self.theta().copy_to_(self._data)
+        self._weights.back()
         for vector, alpha in offsets:
-            vector.add_to_(self._data, alpha)
+            self._weights.shift(vector, alpha)
 
     @torch.no_grad()
     def put_between(self, start: Vector, end: Vector, fraction: float) -> None:
         """Set the weights to a point of the line from ``start`` (0) to ``end`` (1), exact at both."""
-        self.theta()
-        torch._foreach_copy_(self._data, torch._foreach_lerp(start.tensors, end.tensors, fraction))
+        self._weights.back()
+        Vector(torch._foreach_lerp(start.tensors, end.tensors, fraction)).copy_to_(self._weights.values().tensors)
 
     def vector(self, name: str, tensors: Sequence[Tensor]) -> Vector:
         """Read tensors that are shaped like the parameters as a vector of this space."""
@@ -102,7 +100,8 @@ class Point:
                 f"{name} has the shapes {shapes}, but the parameters have {expected}; "
                 "leave out what differs between the weight sets, such as a head that grew."
             )
-        return Vector([as_real(t.detach()).to(data) for t, data in zip(tensors, self._data, strict=True)])
+        pairs = zip(tensors, self._weights.values().tensors, strict=True)
+        return Vector([as_real(tensor.detach()).to(own) for tensor, own in pairs])
 
     def tensors(self, vector: Vector) -> list[Tensor]:
         """Return a vector of this space as tensors that are shaped like the parameters."""

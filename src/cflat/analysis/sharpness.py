@@ -113,7 +113,7 @@ class _Ball:
     def __init__(self, point: Point, rho: float, eta: float | None) -> None:
         self._point = point
         self._rho = rho
-        self._scale = None if eta is None else point.theta().absolute(plus=eta)  # T
+        self._scale = None if eta is None else point.magnitudes(plus=eta)  # T
         self.loss, g = self._gradient()
         self.gradient_norm = g.norm
         self.eps_0 = _with_norm(g, rho)

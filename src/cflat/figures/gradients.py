@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cflat.figures.model import Curve, FigureData, Panel, downsampled
+from cflat.figures.model import Curve, FigureData, Panel, curve_through, downsampled
 
 DRIFTING = ("g", "g_0", "g_vs", "g_vf")
 MAX_EPOCHS = 6
@@ -82,13 +82,13 @@ def drift(history: GradientHistory) -> FigureData:
     panels = []
     for key, words in (("distances", "L2 distance"), ("turns", "cosine")):
         for task in tasks:
-            records = [record for record in history.of_task(task) if record[key]]
+            records = history.of_task(task)
             panels.append(
                 Panel(
                     f"task {task + 1}: {words}",
                     "step",
                     f"{words} to {history.lag} steps earlier",
-                    [_curve(name, records, key) for name in DRIFTING],
+                    [curve_through(name, ((r["step"], r[key].get(name)) for r in records)) for name in DRIFTING],
                     y_scale="log" if key == "distances" else "linear",
                     empty=f"Task {task + 1} has no record {history.lag} steps after another; train it for more steps.",
                 )
@@ -108,11 +108,10 @@ def terms_over_tasks(history: GradientHistory) -> FigureData:
     """Sharpness and flatness along each task (Figure 4, left)."""
     panels = []
     for key, title in (("sharpness", "Sharpness: L(theta + eps_0) - L(theta)"), ("flatness", "Flatness: rho |g_0|")):
-        curves = []
-        for task in _spread_out(history.tasks, MAX_TASKS):
-            records = [record for record in history.of_task(task) if record[key] is not None]
-            points = downsampled([r["step"] for r in records], [r[key] for r in records])
-            curves.append(Curve(f"task {task + 1}", *points))
+        curves = [
+            curve_through(f"task {task + 1}", ((record["step"], record[key]) for record in history.of_task(task)))
+            for task in _spread_out(history.tasks, MAX_TASKS)
+        ]
         panels.append(Panel(title, "step of the task", key, curves, empty=f"No step was recorded with its {key}."))
     return FigureData(
         "terms_over_tasks", f"Sharpness and flatness over tasks ({history.label})", panels, "To first order in rho."
@@ -148,7 +147,7 @@ def evolution(histories: Sequence[GradientHistory]) -> FigureData:
         for history in histories:
             values = [float(record[key]) for record in history.records if record[key] is not None]
             means = [float(np.mean(values[max(0, i - WINDOW + 1) : i + 1])) for i in range(len(values))]
-            curves.append(Curve(history.label, *downsampled(range(len(values)), means)))
+            curves.append(curve_through(history.label, enumerate(means)))
         empty = f"No step was recorded with its {key}."
         panels.append(Panel(key.capitalize(), "recorded step of the whole stream", key, curves, empty=empty))
     return FigureData(
@@ -157,11 +156,6 @@ def evolution(histories: Sequence[GradientHistory]) -> FigureData:
         panels,
         f"Moving means over {WINDOW} records, measured on training batches with the same radius for all.",
     )
-
-
-def _curve(name: str, records: Sequence[Mapping[str, Any]], key: str) -> Curve:
-    known = [record for record in records if name in record[key]]
-    return Curve(name, *downsampled([r["step"] for r in known], [r[key][name] for r in known]))
 
 
 def _quantiles(values: npt.NDArray[np.float64]) -> tuple[list[float], list[float]]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-from cflat.figures.model import Curve, FigureData, Heatmap, Panel, downsampled
+from cflat.figures.model import Curve, FigureData, Heatmap, Panel, curve_through
 
 Points: TypeAlias = tuple[Sequence[float], Sequence[float]]
 """The x and y of a curve."""
@@ -20,7 +20,7 @@ DENSITY_FLOOR = 1e-5
 
 def slice_figure(slices: Mapping[str, Points]) -> FigureData:
     """Show the loss along a direction: distances and losses by name, for instance by optimizer."""
-    marks = [_curve(label, points) for label, points in slices.items()]
+    marks = [curve_through(label, zip(*points, strict=True)) for label, points in slices.items()]
     caption = "The loss at the weights plus a multiple of a direction; 0 is where training ended." + _gaps(slices)
     panel = Panel("", "distance along the direction", "loss", marks)
     return FigureData("slices", "Loss along a direction", [panel], caption)
@@ -49,7 +49,7 @@ def spectrum_figure(spectra: Mapping[str, Points], *, top: Mapping[str, Sequence
     """
     marks = []
     for label, points in spectra.items():
-        curve = _curve(label, points)
+        curve = curve_through(label, zip(*points, strict=True))
         floor = DENSITY_FLOOR * max(curve.y)
         marks.append(replace(curve, y=[max(value, floor) for value in curve.y]))
     foot = min((min(mark.y) for mark in marks), default=1.0)
@@ -72,16 +72,13 @@ def connectivity_figure(
     """
     heights = {pair: float(height) for pair, height in (barriers or {}).items()}
     labels = {pair: f"{pair} (barrier {heights[pair]:.3g})" if pair in heights else pair for pair in connections}
-    marks = [replace(_curve(labels[pair], points), style="line+points") for pair, points in connections.items()]
+    marks = [
+        curve_through(labels[pair], zip(*points, strict=True), style="line+points")
+        for pair, points in connections.items()
+    ]
     caption = "The loss on the straight line between two sets of weights." + _gaps(connections)
     panel = Panel("", "fraction of the way", "loss", marks)
     return FigureData("connectivity", "Loss between the minima of tasks", [panel], caption, meta={"barriers": heights})
-
-
-def _curve(name: str, points: Points) -> Curve:
-    """Return the finite points of a curve."""
-    pairs = [(x, y) for x, y in zip(*points, strict=True) if math.isfinite(y)]
-    return Curve(name, *downsampled([x for x, _ in pairs], [y for _, y in pairs]))
 
 
 def _gaps(curves: Mapping[str, Points]) -> str:

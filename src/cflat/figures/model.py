@@ -7,7 +7,7 @@ Functions that make figures return `FigureData`; `cflat.figures.static` draws it
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -123,6 +123,12 @@ def _values(mark: Mark) -> list[float]:
 def is_number(value: Any) -> bool:
     """Whether a setting can be drawn along an axis; True and False cannot."""
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def curve_through(name: str, points: Iterable[tuple[float, float | None]], **look: Any) -> Curve:
+    """Return a curve through those points that have a finite value; ``look`` are further fields of `Curve`."""
+    known = [(x, y) for x, y in points if y is not None and math.isfinite(y)]
+    return Curve(name, *downsampled([x for x, _ in known], [y for _, y in known]), **look)
 
 
 def downsampled(x: Sequence[float], y: Sequence[float], limit: int = MAX_POINTS) -> tuple[list[float], list[float]]:

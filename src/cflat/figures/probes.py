@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from cflat.figures.model import Curve, FigureData, Panel
+from cflat.figures.model import Curve, FigureData, Panel, curve_through
 
 
 def probe_figure(result: Mapping[str, Any], title: str) -> FigureData:
@@ -16,12 +16,13 @@ def probe_figure(result: Mapping[str, Any], title: str) -> FigureData:
 
     def curves(key: str, chosen: Iterable[str] = names) -> list[Curve]:
         rows = {name: [row for row in result["rows"] if row["optimizer"] == name] for name in chosen}
-        return [_curve(name, ((row["rho"], row[key]) for row in own)) for name, own in rows.items()]
+        points = {name: sorted((row["rho"], row[key]) for row in own) for name, own in rows.items()}
+        return [curve_through(name, own, style="line+points") for name, own in points.items()]
 
-    directions = [
-        _curve(name, ((entry["rho"], entry["cosines"][name]) for entry in stability), group=f"vector {name}")
-        for name in (stability[0]["cosines"] if stability else ())
-    ]
+    directions = []
+    for name in stability[0]["cosines"] if stability else ():
+        points = sorted((entry["rho"], entry["cosines"][name]) for entry in stability)
+        directions.append(curve_through(name, points, style="line+points", group=f"vector {name}"))
     panels = [
         Panel("Agreement with the plain gradient", "radius rho", "cosine", curves("cosine_plain"), "log"),
         Panel(
@@ -43,8 +44,3 @@ def probe_figure(result: Mapping[str, Any], title: str) -> FigureData:
         Panel("Cost", "radius rho", "evaluations per step", curves("evaluations_per_step"), "log"),
     ]
     return FigureData("probe", title, panels, str(result["verdict"]), num_columns=2)
-
-
-def _curve(name: str, points: Iterable[tuple[float, float | None]], group: str | None = None) -> Curve:
-    known = sorted((float(rho), value) for rho, value in points if value is not None and value == value)
-    return Curve(name, [rho for rho, _ in known], [value for _, value in known], style="line+points", group=group)

@@ -27,32 +27,10 @@ from cflat.optim.sam import SAM
 from cflat.optim.ss_sam import SSSAM
 
 __all__ = [
-    "AESAM",
-    "ASAM",
-    "GAM",
-    "GSAM",
-    "MSAM",
-    "SAM",
-    "SSSAM",
-    "CFlat",
-    "CFlatPlus",
-    "CFlatTurbo",
-    "FriendlySAM",
-    "InverseSqrt",
-    "LookSAM",
-    "OptimizerSpec",
-    "Plain",
-    "SharpnessAware",
-    "StepOptions",
-    "SurrogateError",
-    "Telemetry",
-    "TiedToLR",
-    "TurboRules",
-    "create_optimizer",
-    "get_optimizer_spec",
-    "list_optimizers",
-    "optimizer_settings",
-    "register_optimizer",
-]
+    "AESAM", "ASAM", "GAM", "GSAM", "MSAM", "SAM", "SSSAM", "CFlat", "CFlatPlus", "CFlatTurbo", "FriendlySAM",
+    "InverseSqrt", "LookSAM", "OptimizerSpec", "Plain", "SharpnessAware", "StepOptions", "SurrogateError",
+    "Telemetry", "TiedToLR", "TurboRules", "create_optimizer", "get_optimizer_spec", "list_optimizers",
+    "optimizer_settings", "register_optimizer",
+]  # fmt: skip
 
 import_modules(__name__, __path__)

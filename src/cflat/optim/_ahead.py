@@ -84,10 +84,8 @@ def _moves(base: Optimizer, params: Sequence[Tensor]) -> list[_Move]:
     moves = []
     for group in base.param_groups:
         mine = [param for param in group["params"] if param in moving]
-        velocity = _adam_velocity if isinstance(base, Adam) else _sgd_velocity
         if mine:
-            velocities = [velocity(group, base.state[param], param) for param in mine]
-            moves.append(_Move(mine, velocities, -float(group["lr"])))
+            moves.append(_Move(mine, [_velocity(base, group, param) for param in mine], -float(group["lr"])))
     return moves
 
 
@@ -103,12 +101,11 @@ def _lengths(moves: list[_Move], weights: Weights) -> tuple[float, float]:
     return math.hypot(*map(operator.mul, rates, norms)), math.hypot(*norms[len(rates) :])
 
 
-def _sgd_velocity(group: dict[str, Any], state: dict[str, Any], param: Tensor) -> Tensor:
-    return _part(state["momentum_buffer"], param)
-
-
-def _adam_velocity(group: dict[str, Any], state: dict[str, Any], param: Tensor) -> Tensor:
-    """Return m / (sqrt(v) + eps), with m and v freed of their bias."""
+def _velocity(base: Optimizer, group: dict[str, Any], param: Tensor) -> Tensor:
+    """Return SGD's momentum, or Adam's m / (sqrt(v) + eps), with m and v freed of their bias."""
+    state = base.state[param]
+    if not isinstance(base, Adam):
+        return _part(state["momentum_buffer"], param)
     beta_1, beta_2 = (float(beta) for beta in group["betas"])
     step = float(state["step"])
     square = _part(state["max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"], param)

@@ -6,8 +6,9 @@ import weakref
 from abc import abstractmethod
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import wraps
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
@@ -15,11 +16,10 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from cflat._errors import ClosureError
-from cflat._ranges import CountOrZero, check, checked
+from cflat._ranges import CountOrZero, Positive, check, checked
 from cflat.optim._callers import is_absent, refuse_late_changes, refuse_scaler, refuse_skipped_micro_batches
 from cflat.optim._guards import BufferGuard, RandomGuard
 from cflat.optim._memory import DirectionMemory
-from cflat.optim._options import StepOptions
 from cflat.optim._passes import Direction, Evaluation, Passes
 from cflat.optim._schedules import Radius
 from cflat.optim._telemetry import Branch, Outcome, Telemetry
@@ -35,12 +35,41 @@ __all__ = ["SharpnessAware", "StepOptions"]
 _STATE_VERSION = 2
 
 
+@checked
+@dataclass(frozen=True, kw_only=True)
+class StepOptions:
+    """How a step is taken; the same for every algorithm.
+
+    Args:
+        max_norm: Clip gradients to this global norm; None does not clip.
+        clip: Clip the ``"final"`` direction only, or ``"each"`` gradient as well as it is computed.
+        replay_rng: Let all evaluations of a step see the same dropout masks.
+        guard_buffers: Undo what extra evaluations do to the buffers of ``model``.
+        perturbation: ``"synced"``: all ranks perturb alike, by the averaged gradient (equals one large batch).
+            ``"local"``: each rank perturbs by its own gradient (m-sharpness) and only the direction is averaged;
+            needs ``model`` to be wrapped in DistributedDataParallel.
+        process_group: The ranks that must take the same decisions. ``"auto"``: all of them if torch.distributed is
+            initialized; None: this process decides alone.
+    """
+
+    max_norm: Positive | None = None
+    clip: Literal["final", "each"] = "final"
+    replay_rng: bool = True
+    guard_buffers: bool = True
+    perturbation: Literal["synced", "local"] = "synced"
+    process_group: ProcessGroup | Literal["auto"] | None = "auto"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.process_group, str) and self.process_group != "auto":
+            raise ValueError(f"process_group must be a ProcessGroup, 'auto' or None, got {self.process_group!r}.")
+
+
 class SharpnessAware(Wrapper):
     """Wrap a torch optimizer so that it descends along a direction computed from several evaluations.
 
-    A subclass writes `direction`, and `extra_state` if it keeps scalars. Everything else happens here and in
-    `Passes`: parameter groups, state and learning rates belong to ``base``; weights are restored by copy on every
-    exit; a step with an Inf or NaN gradient is skipped; checkpoints are complete.
+    A subclass writes `direction`, and names its counters in `scalars`. Everything else happens here and in `Passes`:
+    parameter groups, state and learning rates belong to ``base``; weights are restored by copy on every exit; a step
+    with an Inf or NaN gradient is skipped; checkpoints are complete.
 
     Args:
         base: Any torch optimizer; its groups and schedules stay in charge of the update.
@@ -52,6 +81,9 @@ class SharpnessAware(Wrapper):
 
     # Makes GradScaler announce itself instead of stepping us with scaled gradients; see `step`.
     _step_supports_amp_scaling = True
+
+    scalars: tuple[str, ...] = ()
+    """Attributes that a checkpoint must hold; they are also put back when a step is given up."""
 
     # Whether gradients that were accumulated before a step may simply be added to: true of one evaluation at theta.
     _adds_to_gradients = False
@@ -102,11 +134,13 @@ class SharpnessAware(Wrapper):
         raise NotImplementedError
 
     def extra_state(self) -> dict[str, Any]:
-        """Return the scalars that a checkpoint must hold; also restored when a step is given up."""
-        return {}
+        """Return what a checkpoint must hold, and what is put back when a step is given up: the `scalars`."""
+        return {name: getattr(self, name) for name in self.scalars}
 
     def load_extra_state(self, state: dict[str, Any]) -> None:
         """Take over what `extra_state` returned."""
+        for name in self.scalars:
+            setattr(self, name, state[name])
 
     @checked
     def start_task(self, index: CountOrZero, num_tasks: int | None = None) -> None:
@@ -118,7 +152,7 @@ class SharpnessAware(Wrapper):
         """
         if num_tasks is not None:
             check("num_tasks", num_tasks, above=index, integer=True)
-        self._settle()
+        self.give_up_step()
         self.task_index, self.task_step = index, 0
         for memory in self._memories.values():
             memory.clear()
@@ -238,7 +272,10 @@ class SharpnessAware(Wrapper):
 
     def give_up_step(self) -> None:
         """Put back the weights if `begin_step` or a loop over `passes` has moved them; nothing is left of the step."""
-        self._settle()
+        passes = None if self._in_flight is None else self._in_flight()
+        if passes is not None:
+            passes.close(interrupted=True)
+        self._in_flight = self._begun = None
 
     def register_gradient_hook(self, hook: Callable[[Evaluation], None]) -> RemovableHandle:
         """Call ``hook`` with every gradient that an evaluation has produced, before the algorithm uses it.
@@ -253,14 +290,10 @@ class SharpnessAware(Wrapper):
         self._gradient_hooks[handle.id] = hook
         return handle
 
-    def gradient_hooks(self) -> list[Callable[[Evaluation], None]]:
-        """Return the hooks that want to see gradients."""
-        return list(self._gradient_hooks.values())
-
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group to the base optimizer, for example for a head that has grown; gives up a step in flight."""
         if self._is_linked:
-            self._settle()
+            self.give_up_step()
         super().add_param_group(param_group)
 
     # -- checkpoints --------------------------------------------------------------------------------------------
@@ -270,7 +303,7 @@ class SharpnessAware(Wrapper):
 
         Loads with ``weights_only=True``.
         """
-        self._settle()
+        self.give_up_step()
         params = self.all_params()
         wrapper = {
             "version": _STATE_VERSION,
@@ -285,7 +318,7 @@ class SharpnessAware(Wrapper):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over what `state_dict` returned, also in the format of version 0.1, which held the base apart."""
-        self._settle()
+        self.give_up_step()
         if "wrapper" not in state_dict:
             raise ValueError(
                 f"This is not a state of {type(self).__name__}: expected the keys 'state', 'param_groups' and "
@@ -313,7 +346,7 @@ class SharpnessAware(Wrapper):
             self._memories[name].load(params, tensors)
 
     def __getstate__(self) -> dict[str, Any]:
-        self._settle()
+        self.give_up_step()
         return {**super().__getstate__(), "_gradient_hooks": OrderedDict()}
 
     def __repr__(self) -> str:
@@ -337,25 +370,18 @@ class SharpnessAware(Wrapper):
         begun, self._begun = self._begun, None
         if begun is not None and accumulated:
             return begun.go_on(scaler, is_loop)
-        self._settle()
+        self.give_up_step()
         return Passes(self, scaler, accumulated=accumulated, is_loop=is_loop)
 
     def _open(self, passes: Passes) -> None:
         """Register a step in flight and note the state to return to."""
-        self._settle()
+        self.give_up_step()
         self._has_just_looped = False
         self._in_flight = weakref.ref(passes)  # weak, so that a loop that is left early drops and undoes its step
         self._noted = {}
         self._saved_state = self.extra_state()
         for memory in self._memories.values():
             memory.begin()
-
-    def _settle(self) -> None:
-        """Give up a step that was left in the middle."""
-        passes = None if self._in_flight is None else self._in_flight()
-        if passes is not None:
-            passes.close(interrupted=True)
-        self._in_flight = self._begun = None
 
     def _rollback(self) -> None:
         for memory in self._memories.values():

@@ -8,6 +8,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from functools import partial
+from itertools import islice
+from traceback import walk_stack
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -44,8 +46,7 @@ def refuse_skipped_micro_batches(optimizer: SharpnessAware) -> None:
     """Raise if Accelerate calls with the last closure of an accumulation: those before it were never evaluated."""
     if "accelerate.optimizer" not in sys.modules:
         return
-    frame = sys._getframe(1)
-    for _ in range(_MAX_FRAMES):
+    for frame, _ in islice(walk_stack(sys._getframe(1)), _MAX_FRAMES):
         caller: Any = frame.f_locals.get("self") if frame.f_globals.get("__name__") == "accelerate.optimizer" else None
         if getattr(caller, "optimizer", None) is optimizer:
             num_steps = caller.gradient_state.num_steps
@@ -56,9 +57,6 @@ def refuse_skipped_micro_batches(optimizer: SharpnessAware) -> None:
                     "optimizer.optimizer.passes()."
                 )
             return
-        if frame.f_back is None:
-            return
-        frame = frame.f_back
 
 
 def refuse_late_changes(params: Iterable[Tensor]) -> None:

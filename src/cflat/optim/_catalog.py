@@ -22,42 +22,30 @@ class OptimizerSpec:
 
     name: str
     cls: type[SharpnessAware]
-    title: str
-    """Its name as papers write it."""
     summary: str
     """What it does, in one line."""
     evaluations: str
     """Forward and backward passes per step."""
-    held: int
+    title: str
+    """Its name as papers write it."""
+    held: int = 2
     """Gradient-sized buffers during a pass, those that it keeps between steps included."""
-    kept: int
+    kept: int = 0
     """Gradient-sized buffers that it keeps between steps."""
-    has_own_radius: bool
+    has_own_radius: bool = False
     """Whether its radius is measured otherwise than SAM's, so that values for SAM say nothing about it."""
-    paper: str
+    paper: str = ""
     """Where it comes from."""
 
 
 OPTIMIZERS: Registry[OptimizerSpec] = Registry("optimizer")
 
 
-def register_optimizer(
-    name: str,
-    *,
-    summary: str,
-    evaluations: str,
-    title: str = "",
-    held: int = 2,
-    kept: int = 0,
-    has_own_radius: bool = False,
-    paper: str = "",
-) -> Callable[[C], C]:
-    """Enter the decorated class into the table under ``name``; see `OptimizerSpec` for the other arguments."""
+def register_optimizer(name: str, *, summary: str, evaluations: str, title: str = "", **more: Any) -> Callable[[C], C]:
+    """Enter the decorated class into the table under ``name``; ``more`` are further fields of `OptimizerSpec`."""
 
     def register(cls: C) -> C:
-        shown = title or name
-        spec = OptimizerSpec(name, cls, shown, summary, evaluations, held, kept, has_own_radius, paper)
-        OPTIMIZERS.add(name, spec)
+        OPTIMIZERS.add(name, OptimizerSpec(name, cls, summary, evaluations, title or name, **more))
         return cls
 
     return register

@@ -52,30 +52,21 @@ class DirectionMemory:
         The result shares the memory's storage, so that in-place updates are remembered, and keeps its norm from one
         call to the next while the parameters stay the same.
         """
-        if not self._is_last(params, like):
-            covered = sum(p.numel() for p, t in zip(params, like.tensors, strict=True) if self._part(p, t) is not None)
-            if covered < _ENOUGH * sum(param.numel() for param in params):
-                return None
-        return self.recall_or_zero(params, like)
+        parts = self._parts(params, like.tensors)
+        covered = sum(param.numel() for param, part in zip(params, parts, strict=True) if part is not None)
+        if covered < _ENOUGH * sum(param.numel() for param in params):
+            return None
+        return self._completed(params, parts, like)
 
     def recall_or_zero(self, params: Sequence[Tensor], like: Vector) -> Vector:
         """Return the remembered vector for ``params``, with zeros for what was never remembered."""
-        if self._last is not None and self._is_last(params, like):
-            self._last[1].group = like.group
-            return self._last[1]
-        parts = [self._part(param, tensor) for param, tensor in zip(params, like.tensors, strict=True)]
-        tensors = [
-            torch.zeros_like(tensor) if part is None else part for part, tensor in zip(parts, like.tensors, strict=True)
-        ]
-        if any(part is None for part in parts):
-            self._tensors = {**self._tensors, **dict(zip(params, tensors, strict=True))}
-        return self._view(params, tensors, like.group)
+        return self._completed(params, self._parts(params, like.tensors), like)
 
     def known(self, weights: Weights) -> tuple[list[Tensor], Vector]:
         """Return those of the optimizer's parameters that are remembered and trainable, and their vector."""
         trainable = [param for param in weights.candidates if param.requires_grad]
-        parts = {param: self._part(param, data_of(param)) for param in trainable}
-        known = {param: part for param, part in parts.items() if part is not None}
+        parts = self._parts(trainable, [data_of(param) for param in trainable])
+        known = {param: part for param, part in zip(trainable, parts, strict=True) if part is not None}
         return list(known), self._view(list(known), list(known.values()), weights.group)
 
     def clear(self) -> None:
@@ -105,16 +96,17 @@ class DirectionMemory:
     def _restore(self, params: list[Tensor], tensors: list[Tensor], norm: float | None) -> None:
         self.store(params, Vector(tensors, norm=norm, sharding=sharding_of(params)))
 
-    def _is_last(self, params: Sequence[Tensor], like: Vector) -> bool:
-        """Whether the last vector is for these parameters in these shapes: the usual case, worth a short way."""
-        if self._last is None or len(params) != len(self._last[0]):
-            return False
-        known = zip(params, self._last[0], like.tensors, self._last[1].tensors, strict=True)
-        return all(a is b and one.shape == other.shape for a, b, one, other in known)
+    def _parts(self, params: Sequence[Tensor], like: Sequence[Tensor]) -> list[Tensor | None]:
+        """Return what is remembered for each parameter, if it still has this shape."""
+        parts = [self._tensors.get(param) for param in params]
+        return [p if p is not None and p.shape == t.shape else None for p, t in zip(parts, like, strict=True)]
 
-    def _part(self, param: Tensor, like: Tensor) -> Tensor | None:
-        part = self._tensors.get(param)
-        return part if part is not None and part.shape == like.shape else None
+    def _completed(self, params: Sequence[Tensor], parts: list[Tensor | None], like: Vector) -> Vector:
+        """Return the vector of these parts, and remember zeros for those that are missing."""
+        tensors = [torch.zeros_like(t) if p is None else p for p, t in zip(parts, like.tensors, strict=True)]
+        if any(part is None for part in parts):
+            self._tensors = {**self._tensors, **dict(zip(params, tensors, strict=True))}
+        return self._view(params, tensors, like.group)
 
     def _view(self, params: Sequence[Tensor], tensors: list[Tensor], group: ProcessGroup | None) -> Vector:
         """Return the vector of these tensors: the last one, with what is known about it, if it is the same."""
@@ -125,8 +117,9 @@ class DirectionMemory:
 
     def _norm(self) -> float | None:
         """The norm of all that is remembered, if it is known; a resumed run must not round it differently."""
-        is_whole = self._last is not None and len(self._last[0]) == len(self._tensors)
-        return self._last[1].known_norm if self._last is not None and is_whole else None
+        if self._last is None or len(self._last[0]) != len(self._tensors):
+            return None
+        return self._last[1].known_norm
 
     def __getstate__(self) -> dict[str, Any]:
         return {"params": list(self._tensors), "tensors": list(self._tensors.values()), "norm": self._norm()}

@@ -44,11 +44,8 @@ class Passes:
     numbers and the algorithm's state. An exception inside ``with opt.passes() as passes:`` does so at once; without
     ``with`` it happens when the iterator is closed or dropped, or at the next call on the optimizer.
 
-    Args:
-        optimizer: Whose step it is.
-        scaler: The GradScaler with which the caller scales its loss, or None.
-        accumulated: Whether gradients that are there already are the beginning of the first evaluation; see `replays`.
-        is_loop: Whether the caller loops itself; then hooks, which torch runs around `step` only, run here.
+    Made by `SharpnessAware.passes`; ``is_loop`` says that the caller loops itself, so that hooks, which torch runs
+    around `step` only, have to run here.
     """
 
     def __init__(
@@ -96,11 +93,14 @@ class Passes:
         if self._state == "closed":
             raise StopIteration
         try:
-            is_done = self._advance() if self._state == "open" else self._start()
+            if self._state == "open":
+                self._advance()
+            else:
+                self._start()
         except BaseException:
             self.close()
             raise
-        if is_done:
+        if self._state == "closed":
             self._run_hooks(self._optimizer._optimizer_step_post_hooks)
             raise StopIteration
         self._index += 1
@@ -132,7 +132,7 @@ class Passes:
         self._scale, self._is_loop = LossScale(scaler, self._optimizer), is_loop
         return self
 
-    def _start(self) -> bool:
+    def _start(self) -> None:
         optimizer, was_begun = self._optimizer, self._state == "begun"
         has_gradients = holds_foreign_gradient(self._weights.candidates)
         if has_gradients and self.replays and not optimizer._adds_to_gradients:
@@ -159,10 +159,9 @@ class Passes:
                 "were accumulated before this step. Call optimizer.begin_step() before the first micro-batch, or loop "
                 "over all micro-batches inside the closure or inside optimizer.passes()."
             )
-        return False
 
     @torch.no_grad()
-    def _advance(self) -> bool:
+    def _advance(self) -> None:
         self._context.close()
         is_done, direction = self._ask()
         if is_done:
@@ -171,7 +170,6 @@ class Passes:
             self._optimizer._buffers.hold()
             self._optimizer._random.replay()
             self.replays = True
-        return is_done
 
     def _ask(self) -> tuple[bool, Vector | None]:
         """Give the algorithm its gradient; return whether it is done, and its direction unless it met Inf or NaN."""
@@ -180,7 +178,7 @@ class Passes:
             gradient = self._collect()
             if not gradient.tensors:  # no parameter takes part in this step
                 return True, gradient
-            for hook in self._optimizer.gradient_hooks():
+            for hook in list(self._optimizer._gradient_hooks.values()):
                 hook(Evaluation(self._asked, gradient, self.loss))
             self._asked = self._algorithm.send(gradient)
         except StopIteration as stop:
@@ -198,9 +196,7 @@ class Passes:
                 "loss.backward() in every evaluation, on a loss that depends on these parameters."
             )
         gradient = self._weights.collect(self._scale.value)
-        options = self._optimizer.options
-        if options.max_norm is not None and options.clip == "each":
-            _clip_(gradient, options.max_norm)
+        self._clip_(gradient, "each")
         return gradient
 
     def _finish(self, direction: Vector | None) -> None:
@@ -224,17 +220,20 @@ class Passes:
 
     def _checked(self, direction: Vector) -> Vector | None:
         """Average over ranks if each has perturbed on its own, verify that all is finite, and clip."""
-        options = self._optimizer.options
         try:
-            if options.perturbation == "local":
+            if self._optimizer.options.perturbation == "local":
                 direction.average_()
             if not direction.is_finite:
                 _ = direction.norm
-            if options.max_norm is not None and options.clip == "final":
-                _clip_(direction, options.max_norm)
+            self._clip_(direction, "final")
         except NonFiniteError:
             return None
         return direction
+
+    def _clip_(self, vector: Vector, moment: str) -> None:
+        options = self._optimizer.options
+        if options.max_norm is not None and options.clip == moment and vector.agreed_norm > options.max_norm:
+            vector.scale_(options.max_norm / vector.agreed_norm)
 
     def _leave(self) -> None:
         """Return from wherever the algorithm has moved to."""
@@ -269,8 +268,3 @@ def _contexts_of(optimizer: SharpnessAware) -> Callable[[], AbstractContextManag
             "otherwise ranks exchange their gradients before they perturb."
         )
     return no_sync or nullcontext
-
-
-def _clip_(vector: Vector, max_norm: float) -> None:
-    if vector.agreed_norm > max_norm:
-        vector.scale_(max_norm / vector.agreed_norm)

@@ -31,10 +31,6 @@ class EmaTrigger:
         dispersion = self.spread**0.5 if self.is_rooted else self.spread
         return value > 0 and value >= self.mean + threshold * dispersion
 
-    def reset(self) -> None:
-        """Forget the past, as at the start of a task."""
-        self.mean, self.spread = 0.0, 1e-8
-
     def state(self) -> dict[str, float]:
         """Return what a checkpoint must hold."""
         return {"mean": self.mean, "spread": self.spread}

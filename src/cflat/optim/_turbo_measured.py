@@ -55,19 +55,11 @@ class _Mean:
 
 
 class Measured:
-    """Coefficients, cached direction and refreshes of one task.
-
-    Args:
-        turbo: The optimizer, for its settings, memory and counters.
-    """
+    """Coefficients, cached direction and refreshes of one task; settings, memory and counters are the optimizer's."""
 
     def __init__(self, turbo: CFlatTurbo) -> None:
         self.turbo = turbo
         self.memory = turbo.memory("u")
-        self.reset()
-
-    def reset(self) -> None:
-        """Begin a task (the optimizer clears the memory)."""
         self.along, self.across, self.phi, self.error = _Mean(), _Mean(), _Mean(), _Mean()
         self.refreshes = 0
         self.refreshed_at = self.fully_refreshed_at = 0
@@ -78,7 +70,7 @@ class Measured:
         turbo, rho = self.turbo, self.turbo.rho
         lam = turbo.lam * turbo.flatness_ratio
 
-        steps = self._steps_ahead(weights)
+        steps = steps_within_reach(weights, turbo.base, turbo.ahead) if turbo.looks_ahead else 0.0
         self._begin(weights, steps)
         g = yield "g"
         if not self._is_due():
@@ -117,10 +109,6 @@ class Measured:
             self._learn(weights.params, g, d, sharpness=length)
         self._pay(FULL)
         return g_s
-
-    def _steps_ahead(self, weights: Weights) -> float:
-        turbo = self.turbo
-        return steps_within_reach(weights, turbo.base, turbo.ahead) if turbo.looks_ahead else 0.0
 
     def _begin(self, weights: Weights, steps: float) -> None:
         """Go to theta, or some steps ahead of it."""

@@ -20,16 +20,16 @@ from cflat.optim._vectors import EPS, Vector, dot, read
 from cflat.optim._weights import Weights
 
 if TYPE_CHECKING:
-    from cflat.optim.c_flat_turbo import CFlatTurbo, TurboRules
+    from cflat.optim.c_flat_turbo import CFlatTurbo
 
 
 class Printed:
-    """The two branches of Algorithm 1; settings, memories and counters are the optimizer's."""
+    """The two branches of Algorithm 1 in one task; settings, memories and counters are the optimizer's."""
 
-    def __init__(self, turbo: CFlatTurbo, decay: float, beta: float) -> None:
+    def __init__(self, turbo: CFlatTurbo) -> None:
         self.turbo = turbo
-        self.sharp = _Branch(turbo.rules, decay, along=0.0, beta=beta, memory=turbo.memory("g_vs"))
-        self.flat = _Branch(turbo.rules, decay, along=1.0, beta=beta, memory=turbo.memory("g_vf"))
+        self.sharp = _Branch(turbo, along=0.0, memory=turbo.memory("g_vs"))
+        self.flat = _Branch(turbo, along=1.0, memory=turbo.memory("g_vf"))
 
     def direction(self, weights: Weights) -> Direction:
         """Return g, g_s or g_s + lam * g_f, each exact or simulated (Algorithm 1)."""
@@ -84,11 +84,6 @@ class Printed:
             self.flat.store(j, weights.params, g_f, g_0, inner)
         return g_s
 
-    def reset(self) -> None:
-        """Begin a task (the optimizer clears the memories)."""
-        self.sharp.reset()
-        self.flat.reset()
-
     def cache_age(self) -> dict[str, int]:
         """Return the steps since each branch was computed exactly, for those that are cached."""
         branches = {"sharpness": self.sharp, "flatness": self.flat}
@@ -127,10 +122,10 @@ class _Branch:
     orthogonal to it, as v = a * reference + c * |reference| * unit(cache). Printed are a = ``along`` and c = ``beta``.
     """
 
-    def __init__(self, rules: TurboRules, decay: float, *, along: float, beta: float, memory: DirectionMemory) -> None:
-        self.rules = rules
-        self.trigger = EmaTrigger(decay, is_rooted=rules.dispersion == "deviation")
-        self.coefficients = (along, beta)
+    def __init__(self, turbo: CFlatTurbo, *, along: float, memory: DirectionMemory) -> None:
+        self.rules = turbo.rules
+        self.trigger = EmaTrigger(turbo.decay, is_rooted=turbo.rules.dispersion == "deviation")
+        self.coefficients = (along, turbo.beta)
         self.memory = memory
         self.refreshed_at = 0
 
@@ -157,10 +152,6 @@ class _Branch:
         along, beta = self.coefficients
         v = component.scaled(beta * reference.norm / (component.norm + EPS))
         return v.add_(reference, along) if along else v
-
-    def reset(self) -> None:
-        self.trigger.reset()
-        self.refreshed_at = 0
 
     def state(self) -> dict[str, Any]:
         coefficients = list(self.coefficients)

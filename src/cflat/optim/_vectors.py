@@ -108,12 +108,6 @@ class Vector:
         """Return ``self - other`` in new memory."""
         return self._new(torch._foreach_sub(self.tensors, other.tensors), None)
 
-    def subtracted_from_(self, other: Vector) -> Vector:
-        """Become ``other - self``."""
-        torch._foreach_neg_(self.tensors)
-        torch._foreach_add_(self.tensors, other.tensors)
-        return self._changed(other)
-
     def absolute(self, plus: float) -> Vector:
         """Return ``|self| + plus``, element by element, in new memory."""
         magnitudes = torch._foreach_abs(self.tensors)

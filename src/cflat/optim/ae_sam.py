@@ -49,6 +49,7 @@ class AESAM(SharpnessAware):
     ) -> None:
         super().__init__(base, model=model, rho=rho, options=options)
         self.start, self.end, self.total_steps = start, end, total_steps
+        self.decay = decay
         self.trigger = EmaTrigger(decay, is_rooted=True)
 
     @property
@@ -72,7 +73,7 @@ class AESAM(SharpnessAware):
     def start_task(self, index: int, num_tasks: int | None = None) -> None:
         """Begin a task: forget the statistics of the one before."""
         super().start_task(index, num_tasks)
-        self.trigger.reset()
+        self.trigger = EmaTrigger(self.decay, is_rooted=True)
 
     def extra_state(self) -> dict[str, float]:
         """Return the moving statistics."""

@@ -61,7 +61,7 @@ class CFlat(SharpnessAware):
         g = yield "g"
         weights.jump(g, rho)  # theta + eps_0
         g_s = yield "g_s"
-        increment = g.subtracted_from_(g_s)  # g_s - g, in the memory of g
+        increment = g.scale_(-1.0).add_(g_s)  # g_s - g, in the memory of g
         weights.jump(increment, rho)  # theta_p = theta + eps_1
         self.count("sharpness", "refreshed", increment=increment.norm)
         del g, increment

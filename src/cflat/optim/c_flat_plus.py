@@ -38,6 +38,8 @@ class CFlatPlus(SharpnessAware):
         options: How steps are taken; see `StepOptions`.
     """
 
+    scalars = ("amplitude",)
+
     def __init__(
         self,
         base: Optimizer,
@@ -70,7 +72,7 @@ class CFlatPlus(SharpnessAware):
             return g
         weights.jump(g, rho)  # from here on as in C-Flat
         g_s = yield "g_s"
-        increment = g.subtracted_from_(g_s)
+        increment = g.scale_(-1.0).add_(g_s)
         weights.jump(increment, rho)
         self.count("sharpness", "refreshed", increment=increment.norm)
         del g, increment
@@ -94,11 +96,3 @@ class CFlatPlus(SharpnessAware):
         """Begin a task with the initial threshold."""
         super().start_task(index, num_tasks)
         self.amplitude = self.initial_amplitude
-
-    def extra_state(self) -> dict[str, float]:
-        """Return the threshold."""
-        return {"amplitude": self.amplitude}
-
-    def load_extra_state(self, state: dict[str, float]) -> None:
-        """Take over the threshold."""
-        self.amplitude = state["amplitude"]

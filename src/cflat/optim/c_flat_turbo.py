@@ -162,8 +162,9 @@ class CFlatTurbo(SharpnessAware):
         follows_k = k is not None or not schedule
         self.evaluations = evaluations if evaluations is not None or follows_k else self.rules.evaluations
         self.threshold, self.trigger = threshold, not self.rules.is_measured and trigger is not False
+        self.decay, self.beta = decay, beta
         self.interval = self.k
-        self._rule = Measured(self) if self.rules.is_measured else Printed(self, decay, beta)
+        self._rule = self._new_rule()
 
     def direction(self, weights: Weights) -> Direction:
         """Return C-Flat's direction, or what the rules put in its place."""
@@ -172,20 +173,16 @@ class CFlatTurbo(SharpnessAware):
     def start_task(self, index: int, num_tasks: int | None = None) -> None:
         """Begin a task: reset caches and statistics, and set k_t = floor(k + k_growth * t / N)."""
         super().start_task(index, num_tasks)
-        self._rule.reset()
+        self._rule = self._new_rule()
         self.interval = self.k
         if self.schedule and num_tasks is not None:
             self.interval += math.floor(self.k_growth * index / num_tasks + 1e-9)  # 1e-9: 7.0 may come out as 6.99...
 
     @property
     def looks_ahead(self) -> bool:
-        """Whether the first gradient of a step is not taken at the weights where the step begins."""
-        return self.ahead > 0 and not self.is_exact
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether every step computes C-Flat: by its interval, or by a budget of four."""
-        return self.refreshes_always or (self.evaluations is not None and self.evaluations >= 4)
+        """Whether the first gradient of a step is not taken where the step begins; exact C-Flat takes it there."""
+        is_exact = self.refreshes_always or (self.evaluations is not None and self.evaluations >= 4)
+        return self.ahead > 0 and not is_exact
 
     @property
     def refreshes_always(self) -> bool:
@@ -219,6 +216,9 @@ class CFlatTurbo(SharpnessAware):
             raise ValueError(f"This state was saved under the rules {theirs}; make the optimizer with the same.")
         self.interval = own.pop("interval")
         self._rule.load(own)
+
+    def _new_rule(self) -> Measured | Printed:
+        return Measured(self) if self.rules.is_measured else Printed(self)
 
     def _check_rules(self, evaluations: float | None, k: int | None, schedule: bool, trigger: bool | None) -> None:
         if evaluations is not None and (k is not None or not schedule):

@@ -34,6 +34,8 @@ class LookSAM(SharpnessAware):
         options: How steps are taken; see `StepOptions`.
     """
 
+    scalars = ("age",)
+
     def __init__(
         self,
         base: Optimizer,
@@ -72,11 +74,3 @@ class LookSAM(SharpnessAware):
     def cache_age(self) -> dict[str, int]:
         """Return the steps since g_v was computed."""
         return {"sharpness": self.age} if self.memory("g_v") else {}
-
-    def extra_state(self) -> dict[str, int]:
-        """Return the age of the cache."""
-        return {"age": self.age}
-
-    def load_extra_state(self, state: dict[str, int]) -> None:
-        """Take over the age of the cache."""
-        self.age = state["age"]
