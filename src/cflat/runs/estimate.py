@@ -22,7 +22,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from cflat.config.run_config import RunConfig
 from cflat.runs.run import assemble, check_devices, evaluated_splits
@@ -247,7 +246,7 @@ def _rate_at(rates: Sequence[Rates], task: int, growth: float, value: Callable[[
         return above
     tasks, values = np.array([place for place, _ in known[1:]]), np.stack([found for _, found in known[1:]])
     mean = values.mean(axis=0)
-    slope = np.maximum(_slope(tasks, values), 0)
+    slope = np.maximum(np.polyfit(tasks, values, 1)[0], 0)  # without the first task, which is unlike all others
     if np.isfinite(growth):
         slope = np.minimum(slope, mean * growth)
     return mean + slope * (task - tasks.mean())
@@ -259,13 +258,7 @@ def _growth(works: Sequence[Work], rates: Sequence[Rates]) -> float:
         return np.inf
     tasks = np.array([rate.task for rate in rates[1:]])
     counted = ([rate.look_flops for rate in rates[1:]], [works[rate.task].state_bytes for rate in rates[1:]])
-    return max(0.0, *(float(_slope(tasks, np.array(values)) / max(np.mean(values), 1)) for values in counted))
-
-
-def _slope(tasks: npt.NDArray[Any], values: npt.NDArray[Any]) -> Any:
-    """Return the slope of the least-squares line; the first task, unlike all others, must not be among them."""
-    centered = tasks - tasks.mean()
-    return np.tensordot(centered, values, axes=1) / np.square(centered).sum()
+    return max(0.0, *(float(np.polyfit(tasks, values, 1)[0] / max(np.mean(values), 1)) for values in counted))
 
 
 def _of_phase(phase: PhaseWork, name: str) -> Callable[[Rates], Any]:

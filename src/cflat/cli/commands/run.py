@@ -44,7 +44,7 @@ def command(
     from cflat.runs.changes import change_config, changed_keys
     from cflat.runs.folder import RunFolder
     from cflat.runs.run import run
-    from cflat.runs.trackers import TrackerObserver, create_tracker, require_tracker
+    from cflat.runs.trackers import track_run
 
     if resume is not None:
         if out is not None:
@@ -60,8 +60,7 @@ def command(
         return
     observers: list[Observer] = [] if quiet or json else [make_progress(folder=folder)]
     if track is not None:
-        require_tracker(track)
-        observers.append(TrackerObserver(lambda: create_tracker(track, resolved, folder)))
+        observers.append(track_run(track, resolved, folder))
     how_to_go_on = shlex.join(["cflat", "run", "--resume", str(folder), *changes])
     try:
         with stoppable(f"Resume it: {how_to_go_on}") as stop:
