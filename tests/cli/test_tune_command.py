@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,14 @@ def test_mistakes_are_one_sentence(arguments: list[str], message: str, capsys: p
 
 def test_settings_must_be_those_of_a_search(capsys: pytest.CaptureFixture[str]) -> None:
     Path("other.json").write_text('{"optimizers": {}}')
-    for file, message in (("absent.json", "cannot be read"), ("other.json", "was not written by cflat tune")):
+    Path("deep.json").write_text("[" * 100_000)
+    os.mkfifo("pipe.json")  # opening it would wait for a writer that never comes
+    unreadable, foreign = "cannot be read", "was not written by cflat tune"
+    for file, message in {
+        "absent.json": unreadable,
+        "pipe.json": unreadable,
+        "deep.json": foreign,
+        "other.json": foreign,
+    }.items():
         assert run_app(["compare", "--tuned", file]) == 2
         assert message in capsys.readouterr().err

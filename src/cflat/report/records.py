@@ -122,11 +122,11 @@ def _tuned(folder: RunFolder, config: RunConfig) -> tuple[tuple[str, ...], str]:
     file = folder.path.parent / "tuned.json"
     own = flatten(config.to_dict())
     try:
-        text = file.read_bytes()
+        text = read_text(file)
         entries = json.loads(text)["optimizers"]
         if any(all(own.get(key) == value for key, value in one["settings"].items()) for one in entries.values()):
             keys = [key for name, one in entries.items() for key in (*one["settings"], *parse_variant(name).settings)]
-            return tuple(dict.fromkeys(keys)), hashlib.sha256(text).hexdigest()
+            return tuple(dict.fromkeys(keys)), hashlib.sha256(text.encode()).hexdigest()
     except (OSError, CFlatError, *MALFORMED):
         pass
     return (), ""

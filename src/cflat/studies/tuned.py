@@ -10,6 +10,7 @@ from statistics import mean
 from typing import Any, Literal, TypeAlias
 
 from cflat._errors import ConfigError, DataError
+from cflat._files import read_text
 from cflat._registry import suggest
 from cflat.config.documents import Layer, merge
 from cflat.runs.folder import RunFolder
@@ -173,8 +174,8 @@ def validation_score(folder: RunFolder, metric: Metric, num_tasks: int | None = 
 def read_tuning(path: str | Path) -> Tuning:
     """Read ``tuned.json``."""
     try:
-        return Tuning.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
+        return Tuning.from_dict(json.loads(read_text(Path(path))))
     except OSError as error:
         raise DataError(f"The settings {str(path)!r} cannot be read: {error.strerror}.") from error
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise DataError(f"{str(path)!r} was not written by cflat tune: {type(error).__name__} {error}.") from error

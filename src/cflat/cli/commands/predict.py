@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from cflat._errors import ConfigError
+from cflat._files import csv_text
 from cflat.cli.options import Json
 from cflat.cli.output import console, emit_json, table
 
@@ -42,7 +41,6 @@ def command(
     columns = ["image", *(f"{what}{place}" for place in places for what in ("class", "score"))]
     rows = [[one.image, *(cell for name, value in one.top for cell in (name, f"{value:.4g}"))] for one in found]
     if as_csv:
-        writer = csv.writer(sys.stdout, lineterminator="\n")
-        writer.writerows([columns, *rows])
+        print(csv_text([columns, *rows]), end="")
         return
     console().print(table("", columns, rows, num_text=2))
