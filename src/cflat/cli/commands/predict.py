@@ -21,10 +21,10 @@ EXAMPLES = """\
 
 def command(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory, or a file that Predictor.save wrote")],
-    images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Image files, or folders of images")],
+    images: Annotated[list[Path], typer.Argument(metavar="IMAGE", help="Image files, or folders of images")],
     top: Annotated[int, typer.Option(help="Number of classes to report per image")] = 1,
     task: Annotated[int | None, typer.Option(help="Task of the images, from 0; task-incremental runs only")] = None,
-    score: Annotated[str | None, typer.Option(help="The method's score to rank by; default: its first")] = None,
+    score: Annotated[str | None, typer.Option(help="Score to rank classes by; default: the method's first")] = None,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV with one line per image")] = False,
     json: Json = False,
 ) -> None:

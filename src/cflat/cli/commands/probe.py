@@ -26,18 +26,18 @@ EXAMPLES = """\
 def command(
     layer: dict[str, Any],
     radii: Annotated[
-        str | None, typer.Option(help="Comma-separated; the verdict is about the first. Default: the preset's first")
+        str | None, typer.Option(help="Comma-separated; the verdict is about the first; by default the preset's")
     ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps to probe")] = 24,
     warmup: Annotated[int, typer.Option(min=0, help="Training steps before the first probe")] = 10,
     task: Annotated[
         int, typer.Option(min=0, help="Task to probe, from 0; earlier tasks are trained with the base optimizer")
     ] = 0,
-    out: Annotated[Path | None, typer.Option(help="Folder of the results; default runs/probe-METHOD-DATA")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the results; default runs/probe-METHOD-DATA")] = None,
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
-    """Compare the updates of the optimizers with the plain gradient and with exact C-Flat, over a grid of radii."""
+    """Compare each optimizer's update with the plain gradient and with exact C-Flat over a grid of radii."""
     from cflat.config.commands import compare_command
     from cflat.config.documents import merge
     from cflat.config.presets import radius_of, resolve_config

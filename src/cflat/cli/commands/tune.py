@@ -32,7 +32,7 @@ def command(
     optimizers: Annotated[
         str,
         typer.Option(
-            "--optimizers", "-o", help="Comma-separated; c_flat_turbo:rules=steady carries settings of its own"
+            "--optimizers", "-o", help="Comma-separated; append settings with colons, as in c_flat_turbo:rules=steady"
         ),
     ] = "none,sam,c_flat,c_flat_turbo",
     trials: Annotated[int, typer.Option(help="Trials per optimizer")] = 8,
@@ -49,18 +49,18 @@ def command(
     metric: Annotated[str, typer.Option(help="Validation accuracy to maximise: avg or last")] = "avg",
     sampler: Annotated[str, typer.Option(help="tpe (guided by earlier trials) or random")] = "tpe",
     search_seed: Annotated[int, typer.Option(help="Random seed of the search")] = 0,
-    prune: Annotated[bool, typer.Option("--prune/--no-prune", help="Stop trials early that fall behind")] = True,
+    prune: Annotated[bool, typer.Option("--prune/--no-prune", help="Stop unpromising trials early")] = True,
     curve: Annotated[
-        bool, typer.Option("--curve", help="Instead of a search: accuracy over a grid of learning rates")
+        bool, typer.Option("--curve", help="Instead of searching, measure accuracy over a grid of learning rates")
     ] = False,
-    rates: Annotated[str | None, typer.Option(help="Rates of the curve, comma-separated")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the search; default runs/tune-METHOD-DATA")] = None,
+    rates: Annotated[str | None, typer.Option(help="Learning rates of the curve, comma-separated")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the search; default runs/tune-METHOD-DATA")] = None,
     executor: ExecutorName = "local",
     gpus: Gpus = 1.0,
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
-    """Tune every optimizer with the same number of trials on validation images; rerun the command to continue."""
+    """Tune every optimizer with the same number of trials on validation images; rerun to continue."""
     from cflat.config.variants import list_variants
     from cflat.studies.curve import rate_curves, write_curves
     from cflat.studies.tune import parse_range, tune, write_search
