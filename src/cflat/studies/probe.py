@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 from torch import nn
 
@@ -22,14 +23,13 @@ from cflat.train.objective import Objective
 
 @dataclass
 class ProbeObserver(Observer):
-    """Probe the first steps of one task; its fields are the arguments of `probe_run`."""
+    """Probe the first steps of one task; its other fields are the arguments of `probe_run`."""
 
-    radii: tuple[float, ...]
+    make: Callable[..., Probe]
+    """Makes the probe of some parameters in a network."""
     steps: int
     warmup: int
     task: int
-    settings: dict[str, float]
-    """Turbo's lam, beta and k."""
     tell: Callable[[int], None]
 
     def __post_init__(self) -> None:
@@ -46,9 +46,7 @@ class ProbeObserver(Observer):
         """Set up the shadows when the task's first phase begins."""
         self._optimizer = optimizer
         if optimizer.task_index == self.task and self.probe is None:
-            k = int(self.settings.get("k") or 5)  # None: a budget takes the place of an interval
-            weights = {name: value for name, value in self.settings.items() if name in ("lam", "beta")}
-            self.probe = Probe(optimizer.all_params(), network, radii=self.radii, k=k, **weights)
+            self.probe = self.make(optimizer.all_params(), network)
 
     def on_step_start(self, epoch: int, objective: Objective, batch: Batch) -> None:
         """Look at this step."""
@@ -77,8 +75,10 @@ def probe_run(
     probe with what it has.
     """
     check_watchable(config.runtime)
-    settings = {key: value for key, value in config.optimizer.keywords().items() if key in ("lam", "beta", "k")}
-    observer = ProbeObserver(radii, steps, warmup, task, settings, tell)
+    own = config.optimizer.keywords()
+    weights = {key: own[key] for key in ("lam", "beta") if key in own}
+    make = partial(Probe, radii=radii, k=own.get("k") or 5, **weights)  # a budget takes the place of an interval
+    observer = ProbeObserver(make, steps, warmup, task, tell)
     plain = replace(config, optimizer=parse_optimizer({"name": "none"}))
     with suppress(TrainingInterrupted):
         run(plain, observers=[observer], should_stop=lambda: observer.is_done or should_stop())

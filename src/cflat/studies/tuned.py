@@ -48,13 +48,8 @@ class Trial:
     images: int
     evaluations: int
     seconds: float
-    runs: tuple[str, ...]
+    runs: list[str]
     """Run directories, one for each seed."""
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Trial:
-        """Take over what `asdict` returned, with lists for tuples."""
-        return cls(**{**values, "runs": tuple(values["runs"])})
 
 
 @dataclass(frozen=True)
@@ -150,7 +145,7 @@ class Tuning(ValidationStudy):
         entries, metric = values["optimizers"].items(), values["chosen_by"]["metric"]
         subject = (values["method"], values["data"], values["protocol"], metric, tuple(values["seeds"]))
         ranges = {name: entry["ranges"] for name, entry in entries}
-        found = {name: Tuned(name, tuple(map(Trial.from_dict, entry["trials"]))) for name, entry in entries}
+        found = {name: Tuned(name, tuple(Trial(**trial) for trial in entry["trials"])) for name, entry in entries}
         return cls(*subject, values["num_trials"], values["shared"], ranges, found)
 
 

@@ -33,7 +33,7 @@ def command(
     layer: dict[str, Any],
     out: Annotated[Path | None, typer.Option(help="Run directory; default runs/METHOD-DATA-OPTIMIZER-seedN")] = None,
     resume: Annotated[Path | None, typer.Option(help="Resume the run in this directory")] = None,
-    track: Annotated[str | None, typer.Option(help="Also send numbers to tensorboard, wandb or mlflow")] = None,
+    track: Annotated[str | None, typer.Option(help="Also log metrics to tensorboard, wandb or mlflow")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the configuration and the plan, then exit")] = False,
     quiet: Quiet = False,
     json: Json = False,
@@ -113,7 +113,7 @@ def _show(summary: RunSummary, folder: Path) -> None:
 def _show_plan(config: RunConfig, folder: Path, as_json: bool) -> None:
     from cflat.config.commands import reproduce_command
     from cflat.data.outline import shortlist
-    from cflat.runs.plan import plan_run
+    from cflat.runs.estimate import plan_run
 
     plan = plan_run(config)
     if as_json:
