@@ -72,6 +72,7 @@ def test_scripts_get_one_object_and_the_curve_its_plateaus(capsys: pytest.Captur
         (["--curve", "--rates", "fast"], "--rates must be numbers"),
         (["--seeds", "x"], "--seeds must be whole numbers"),
         (["data.validation=0"], "set data.validation above 0"),
+        (["--search-seed=-1"], "search_seed must be a whole number from 0"),
     ],
 )
 def test_mistakes_are_one_sentence(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

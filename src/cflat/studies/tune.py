@@ -102,6 +102,8 @@ def tune(
     require_known("sampler", sampler, SAMPLERS)
     if trials < 1:
         raise ConfigError(f"trials must be a whole number from 1, got {trials}.")
+    if search_seed < 0:
+        raise ConfigError(f"search_seed must be a whole number from 0, got {search_seed}.")
     shared, runs = validation_layer(chosen), Path(out) / "trials"
     layers = trial_layers(shared, optimizers, seeds)
     configs = {name: resolve_config({**layer, "seed": seeds[0]}) for name, layer in layers.items()}

@@ -46,7 +46,7 @@ def command(
     else:
         resolved, folder = resolve_config(layer), out or usual_folder("analyze", layer)
     place, endings, more = folder / "analysis", comma_names(formats), comma_numbers("--seeds", seeds)
-    check_request(resolved, endings)
+    check_request(resolved, endings, seeds=more)
     tell = partial(tell_variant, is_silent=quiet or json)
     with stoppable() as stop:
         record_run(resolved, folder, every=every, should_stop=stop)

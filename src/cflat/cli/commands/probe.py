@@ -44,6 +44,7 @@ def command(
     from cflat.figures.probes import probe_figure
     from cflat.figures.static import save
     from cflat.runs.interrupts import StopRequest
+    from cflat.runs.lock import owned
     from cflat.studies.probe import probe_run
 
     resolved = resolve_config(merge(layer, {"optimizer": "c_flat_turbo"}))
@@ -54,14 +55,14 @@ def command(
         if not (quiet or json) and (done == steps or done % max(1, steps // 4) == 0):
             note(f"probed {done} of {steps} steps")
 
-    with StopRequest(tell_stopping) as stop:
-        found = probe_run(resolved, grid, steps=steps, warmup=warmup, task=task, tell=tell, should_stop=stop)
     subject = f"{resolved.method.name} on {resolved.data.name}"
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "probe.json", found.to_dict())
-    figure = probe_figure(found.to_dict(), f"{subject}, task {task + 1}")
-    save(figure, folder / "probe.svg")
-    picture = save(figure, folder / "probe.png")
+    with owned(folder):  # a folder that cannot be written is found out before anything is trained
+        with StopRequest(tell_stopping) as stop:
+            found = probe_run(resolved, grid, steps=steps, warmup=warmup, task=task, tell=tell, should_stop=stop)
+        write_json(folder / "probe.json", found.to_dict())
+        figure = probe_figure(found.to_dict(), f"{subject}, task {task + 1}")
+        save(figure, folder / "probe.svg")
+        picture = save(figure, folder / "probe.png")
     if json:
         emit_json({"out": str(folder), "figure": str(picture), **found.to_dict()})
         return
