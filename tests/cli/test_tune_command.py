@@ -72,6 +72,8 @@ def test_scripts_get_one_object_and_the_curve_its_plateaus(capsys: pytest.Captur
         (["--curve", "--rates", "fast"], "--rates must be numbers"),
         (["--seeds", "x"], "--seeds must be whole numbers"),
         (["data.validation=0"], "set data.validation above 0"),
+        (["--rates", "0.1,0.2"], "--rates is for --curve"),
+        (["--curve", "--range", "base.lr=0.1:0.2"], "--range is for a search"),
         (["--search-seed=-1"], "search_seed must be a whole number from 0"),
     ],
 )

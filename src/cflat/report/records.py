@@ -74,7 +74,8 @@ def read_records(roots: Iterable[Path]) -> tuple[list[RunRecord], list[Problem]]
     for path, folder in folders.items():
         name = os.path.relpath(path, base)
         record = _noted(name, problems, partial(_read, folder, name, problems))
-        records += [] if record is None else [record]
+        if record is not None:
+            records.append(record)
     return records, problems
 
 

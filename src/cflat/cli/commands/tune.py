@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cflat._errors import ConfigError
 from cflat.cli.jobs import ExecutorName, Gpus, job_executor
 from cflat.cli.options import Json, Quiet, comma_numbers, takes_settings, usual_folder
 from cflat.cli.output import console, emit_json, next_command, note, percent, table
@@ -66,6 +67,8 @@ def command(
     from cflat.studies.tune import parse_range, tune, write_search
     from cflat.studies.tuned import read_tuning
 
+    if (range_ if curve else rates) is not None:
+        raise ConfigError("--range is for a search and --rates is for --curve; give the one that applies.")
     names, numbers = list_variants(optimizers), comma_numbers("--seeds", seeds)
     folder = out or usual_folder("tune", layer)
     shared: dict[str, Any] = {"protocol": protocol, "seeds": numbers, "metric": metric}
