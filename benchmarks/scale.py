@@ -20,6 +20,7 @@ import json
 import os
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -131,10 +132,7 @@ def summarize(
     """Compare the CPU seconds of every task in some runs, and memory after it, with what the surveys say."""
     num_tasks = len(memory)
     seen = seen_tasks(num_tasks)
-    models = [
-        predict(one.works, [rate for rate in one.rates if rate.task in seen], one.evaluations, one.start)
-        for one in surveys
-    ]
+    models = [predict(replace(one, rates=[rate for rate in one.rates if rate.task in seen])) for one in surveys]
     found = surveys[0]
     model = np.mean([[task.cpu_seconds for task in one.tasks] for one in models], axis=0)
     taken = np.mean(runs, axis=0)

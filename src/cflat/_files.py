@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import csv
 import errno
+import io
 import json
 import math
 import os
 import re
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -123,3 +125,14 @@ def plain_values(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(key): plain_values(member) for key, member in value.items()}
     return [plain_values(member) for member in value] if isinstance(value, list | tuple) else value
+
+
+def csv_text(rows: Iterable[Iterable[object]]) -> str:
+    r"""Return rows of cells as CSV; None is an empty cell.
+
+    >>> csv_text([["name", "avg"], ["a, b", None]])
+    'name,avg\n"a, b",\n'
+    """
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()

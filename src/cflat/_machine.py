@@ -18,10 +18,15 @@ def free_memory() -> int | None:
             int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii"))
             - int(Path("/sys/fs/cgroup/memory.current").read_text(encoding="ascii"))
         )
-    if not limits:
-        with suppress(AttributeError, OSError, ValueError):  # not on Windows
-            limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    return min(limits) if limits else None
+    return min(limits) if limits else all_memory()
+
+
+def all_memory() -> int | None:
+    """Return the bytes that this machine has, as far as the system says."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):  # not on Windows
+        return None
 
 
 def gib(size: int) -> str:

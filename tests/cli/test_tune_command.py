@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,9 @@ def test_scripts_get_one_object_and_the_curve_its_plateaus(capsys: pytest.Captur
         (["--curve", "--rates", "fast"], "--rates must be numbers"),
         (["--seeds", "x"], "--seeds must be whole numbers"),
         (["data.validation=0"], "set data.validation above 0"),
+        (["--rates", "0.1,0.2"], "--rates is for --curve"),
+        (["--curve", "--range", "base.lr=0.1:0.2"], "--range is for a search"),
+        (["--search-seed=-1"], "search_seed must be a whole number from 0"),
     ],
 )
 def test_mistakes_are_one_sentence(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -82,6 +86,14 @@ def test_mistakes_are_one_sentence(arguments: list[str], message: str, capsys: p
 
 def test_settings_must_be_those_of_a_search(capsys: pytest.CaptureFixture[str]) -> None:
     Path("other.json").write_text('{"optimizers": {}}')
-    for file, message in (("absent.json", "cannot be read"), ("other.json", "was not written by cflat tune")):
+    Path("deep.json").write_text("[" * 100_000)
+    os.mkfifo("pipe.json")  # opening it would wait for a writer that never comes
+    unreadable, foreign = "cannot be read", "was not written by cflat tune"
+    for file, message in {
+        "absent.json": unreadable,
+        "pipe.json": unreadable,
+        "deep.json": foreign,
+        "other.json": foreign,
+    }.items():
         assert run_app(["compare", "--tuned", file]) == 2
         assert message in capsys.readouterr().err

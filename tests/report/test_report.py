@@ -463,3 +463,10 @@ def test_one_optimizer_is_singled_out_by_validation_images_alone(tmp_path: Path)
     (sentence,) = collect_report([tmp_path]).data.headlines
     assert sentence.startswith("M-SAM ")
     assert sentence.endswith("Of 4, it is the best on validation images.")
+
+
+@pytest.mark.parametrize("images", ["test", "validation"])
+def test_curves_name_the_images_they_were_measured_on(images: str, tmp_path: Path) -> None:
+    config = config_of(data={"name": "digits", "validation": 0.2, "evaluate": images})
+    write_run(tmp_path / "run", config, is_finished=False)
+    assert f"on the {images} images of every task" in collect_report([tmp_path]).data.sections[0].text

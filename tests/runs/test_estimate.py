@@ -12,7 +12,7 @@ from cflat.config.documents import parse_overrides
 from cflat.config.presets import resolve_config
 from cflat.config.run_config import RunConfig
 from cflat.methods import list_methods
-from cflat.runs.estimate import Estimate, estimate, measured_tasks, predict
+from cflat.runs.estimate import Estimate, Survey, estimate, measured_tasks, predict
 from cflat.runs.folder import RunFolder
 from cflat.runs.run import run
 from cflat.train import OptimizerChoice
@@ -44,7 +44,7 @@ def a_work(task: int) -> Work:
 
 
 def test_the_formula_by_hand() -> None:
-    found = predict([a_work(0), a_work(1)], [a_rate(0), a_rate(1)], [4.0, 4.0], times(3), peak_memory=10**6)
+    found = predict(Survey([a_work(0), a_work(1)], [a_rate(0), a_rate(1)], [4.0, 4.0], times(3), peak_memory=10**6))
     training = 6 * 0.1 + 2 * 40 * 4 * 0.01 + 40 * 0.002
     task = 1 + 10 * 0.05 + training + 4 * 0.03 + 2 * 0.5
     assert found.seconds == pytest.approx(3 + 2 * task + 4 * 0.02)
@@ -54,7 +54,7 @@ def test_the_formula_by_hand() -> None:
 
 
 def test_several_ranks_share_images_but_not_borders() -> None:
-    one, two = (predict([a_work(0)], [a_rate(0)], [1.0], times(0), ranks=ranks) for ranks in (1, 2))
+    one, two = (predict(Survey([a_work(0)], [a_rate(0)], [1.0], times(0)), ranks) for ranks in (1, 2))
     shared = 2 * 40 * 0.01 + 40 * 0.002 + 4 * 0.03 + 10 * 0.05
     assert one.seconds - two.seconds == pytest.approx(shared / 2)
 
@@ -62,7 +62,7 @@ def test_several_ranks_share_images_but_not_borders() -> None:
 def test_rates_are_interpolated_and_go_on_as_they_grew() -> None:
     works = [a_work(task) for task in range(9)]
     rates = [a_rate(0), a_rate(1, 1.0), a_rate(4, 2.5)]  # grows by half per task from the second on
-    found = predict(works, rates, [1.0] * 9, times(0))
+    found = predict(Survey(works, rates, [1.0] * 9, times(0)))
     fixed = 1 + 0.5 + 2 * 40 * 0.01 + 40 * 0.002 + 4 * 0.03 + 2 * 0.5
     scales = [1.0, *(1 + (task - 1) / 2 for task in range(1, 9))]
     expected = [fixed + scale * (6 * 0.1 + 4 * task * 0.02) for task, scale in enumerate(scales)]
@@ -73,7 +73,7 @@ def test_rates_are_interpolated_and_go_on_as_they_grew() -> None:
 def test_a_phase_of_the_first_task_alone_needs_no_rate_of_others() -> None:
     later = Rates(1, times(1), times(0), times(0), times(0), times(0), 0, 0.0, {})
     works = [a_work(0), Work(1, 10, 4, 4, (), 1000, 0)]
-    assert predict(works, [a_rate(0), later], [1.0, 1.0], times(0)).steps == 6
+    assert predict(Survey(works, [a_rate(0), later], [1.0, 1.0], times(0))).steps == 6
 
 
 def test_few_tasks_are_measured_of_many() -> None:

@@ -29,9 +29,9 @@ from cflat.nn.backbone import create_backbone
 from cflat.optim import get_optimizer_spec
 from cflat.runs import run as run_module
 from cflat.runs.changes import change_config
+from cflat.runs.estimate import plan_run
 from cflat.runs.folder import RunFolder
 from cflat.runs.interrupts import StopRequest
-from cflat.runs.plan import plan_run
 from cflat.runs.run import assemble, run
 from cflat.train import Observer, TrainingInterrupted
 from cflat.train.checkpoint import CheckpointStore

@@ -14,7 +14,7 @@ import pytest
 from cflat import ConfigError
 from cflat.config.documents import flatten, parse_overrides
 from cflat.config.presets import resolve_config
-from cflat.runs.trackers import TRACKERS, TrackerObserver, create_tracker
+from cflat.runs.trackers import TRACKERS, TrackerObserver, track_run
 from cflat.train import TaskRecord
 from cflat.train.records import Score
 from runs import an_epoch
@@ -55,12 +55,12 @@ def test_a_tracker_that_is_not_installed_says_what_to_install(name: str, tmp_pat
     if find_spec(name) is not None:
         pytest.skip(f"{name} is installed")
     with pytest.raises(ConfigError, match=r"pip install 'cflat\[track\]'"):
-        create_tracker(name, CONFIG, tmp_path)
+        track_run(name, CONFIG, tmp_path)
 
 
 def test_an_unknown_tracker_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="Did you mean 'wandb'"):
-        create_tracker("wandbb", CONFIG, tmp_path)
+        track_run("wandbb", CONFIG, tmp_path)
 
 
 class Service(ModuleType):
@@ -94,7 +94,7 @@ def test_services_get_the_configuration_the_numbers_and_an_end(
 ) -> None:
     service = Service(name)
     monkeypatch.setitem(sys.modules, name, service)
-    tracker = create_tracker(name, CONFIG, tmp_path / "run-1")
+    tracker = track_run(name, CONFIG, tmp_path / "run-1").make()
     tracker.log(3, {"task/avg": 0.5})
     tracker.close()
     opening, (*_, last) = service.calls[:-2], service.calls

@@ -224,6 +224,7 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
         (["analyze", "one", "two"], "Give one run directory"),
         (["analyze", "one", "--method", "icarl"], "Give one run directory"),
         (["analyze", "--method", "icarl", "--data", "digits", "--seeds", "x"], "--seeds must be whole numbers"),
+        (["analyze", "--method", "icarl", "--data", "digits", "--seeds=1,-1"], "Seeds must be whole numbers from 0"),
         (["analyze", "--method", "icarl", "--data", "digits", "--formats", "gif"], "Unknown format 'gif'"),
         (["analyze", "--method", "simplecil", "--data", "digits", "--preset", "smoke"], "takes no step"),
         (["probe", "--method", "icarl", "--data", "digits", "--radii", "a"], "--radii must be numbers above 0"),
@@ -237,3 +238,11 @@ def test_mistakes_get_one_sentence(arguments, words, tmp_path, monkeypatch, caps
     message = capsys.readouterr().err
     assert words in message
     assert "Traceback" not in message
+
+
+def test_a_probe_that_cannot_be_written_is_refused_before_it_trains(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("cflat.studies.probe.probe_run", None)
+    Path("taken").write_text("")
+    assert run_app(["probe", "--method", "icarl", "--data", "digits", "--out", "taken/here"]) == 2
+    assert "cannot be made or written" in capsys.readouterr().err

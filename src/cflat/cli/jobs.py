@@ -41,7 +41,7 @@ def job_executor(
     from cflat.cli.progress import close_all, make_progress
     from cflat.runs.jobs import SerialExecutor
     from cflat.runs.lock import owned
-    from cflat.runs.ray_executor import RayExecutor
+    from cflat.runs.ray_executor import RayExecutor, ray_session
 
     shown: list[Observer] = []
     totals: list[int] = []
@@ -62,7 +62,7 @@ def job_executor(
         with owned(folder), stoppable() as stop:
             if name == "ray":
                 ray = RayExecutor(gpus, stop)
-                with ray.session() if stays else nullcontext():
+                with ray_session() if stays else nullcontext():
                     yield ray if is_silent else partial(_tell_each, ray)
             else:
                 yield in_order

@@ -20,11 +20,11 @@ MAX_WORD = 40
 DataRoot = Annotated[str | None, typer.Option(help="Folder that holds the datasets; default $CFLAT_DATA")]
 Weights = Annotated[str | None, typer.Option(help="Weights of the backbone: a file, timm (download), or random")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Do not show progress")]
 Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Any key, for example train.epochs=5 optimizer.rho=0.1")
+    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Any key of a configuration, such as train.epochs=5")
 ]
-RUN = typer.Argument(metavar="DIR | KEY=VALUE ...", help="A run directory, or the settings of a new run")
+RUN = typer.Argument(metavar="DIR|KEY=VALUE", help="A run directory, or the settings of a new run")
 
 
 def _key(*names: str, help: str, kind: Any = str) -> Any:
@@ -34,16 +34,16 @@ def _key(*names: str, help: str, kind: Any = str) -> Any:
 SETTINGS: dict[str, tuple[str, Any]] = {
     "method": ("method", _key("--method", "-m", help="Method; see: cflat list methods")),
     "data": ("data.name", _key("--data", "-d", help="Dataset, or folder:PATH, npz:PATH, domains:PATH, features:PATH")),
-    "optimizer": ("optimizer", _key("--optimizer", "-o", help="See: cflat list optimizers")),
+    "optimizer": ("optimizer", _key("--optimizer", "-o", help="Optimizer; see: cflat list optimizers")),
     "backbone": ("backbone.name", _key(help="Frozen network; see: cflat list backbones")),
     "weights": ("backbone.weights", Weights),
     "image_size": ("backbone.image_size", _key(help="Input size in pixels; default: that of the weights", kind=int)),
-    "preset": ("preset", _key(help="paper, pilot, cpu or smoke; default: paper, and cpu for digits")),
+    "preset": ("preset", _key(help="paper, pilot, cpu or smoke; default: paper, or cpu for digits and features")),
     "seed": ("seed", _key(help="Random seed of the whole run", kind=int)),
     "data_root": ("data.root", DataRoot),
 }
 """Options that set keys of a configuration: the key, and how the option is written."""
-_CONFIG = Annotated[Path | None, typer.Option("--config", "-c", help="YAML or JSON file with any of the keys")]
+_CONFIG = Annotated[Path | None, typer.Option("--config", "-c", help="YAML or JSON file with any configuration keys")]
 
 
 def takes_settings(*names: str, words: Any = None, file: bool = True) -> Callable[[Command], Command]:

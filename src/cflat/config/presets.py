@@ -20,6 +20,7 @@ from cflat.config.run_config import RunConfig, parse_config
 from cflat.config.validation import quote, require_mapping
 from cflat.data import DatasetSpec, dataset_spec
 from cflat.methods import MethodSpec, get_method_spec
+from cflat.nn.backbone import Family
 from cflat.optim import get_optimizer_spec, optimizer_settings
 
 PRESETS: dict[str, str] = {
@@ -51,11 +52,10 @@ def resolve_config(user: Mapping[str, Any]) -> RunConfig:
     data = dataset_spec(_name(chosen, "data"))
     preset = chosen.get("preset", default_preset(_name(chosen, "data")))
     require_known("preset", preset, PRESETS)
-    backbone = chosen.get("backbone") or {}
-    wanted = backbone.get("name") if isinstance(backbone, Mapping) else None
-    defaults = preset_layer(preset, method, data, wanted)
-    defaults["optimizer"] = _optimizer(preset, chosen, method.name)
-    if isinstance(chosen["method"], Mapping) and any(key in chosen["method"] for key in BUDGETS):
+    optimizer, backbone = (require_mapping(chosen.get(key) or {}, key) for key in ("optimizer", "backbone"))
+    defaults = preset_layer(preset, method, data, backbone.get("name"))
+    defaults["optimizer"] = _optimizer(preset, optimizer, method.name)
+    if any(key in chosen["method"] for key in BUDGETS):
         for key in BUDGETS:  # the user's takes the place of the preset's
             defaults["method"].pop(key, None)
     config = parse_config(merge(defaults, {"preset": preset}, chosen))
@@ -74,9 +74,9 @@ def preset_layer(preset: str, method: MethodSpec, data: DatasetSpec, backbone: A
     settings = {**_method_settings(preset, method, data, recipe), "name": method.name}
     return merge(
         recipe.layer(),
-        {"method": settings, "backbone": _backbone(preset, method, data, backbone)},
-        {"stream": _stream(method, data), "data": _subsample(preset, data)},
-        {"train": _hurry(preset, method, data)},
+        {"method": settings, "backbone": _backbone(preset, method, data, backbone, family)},
+        {"stream": _stream(method, data)},
+        _small(preset, method, data),
     )
 
 
@@ -103,9 +103,8 @@ def _method_settings(preset: str, method: MethodSpec, data: DatasetSpec, recipe:
     return {**settings, "memory_per_class": few.get(preset, 20)}
 
 
-def _backbone(preset: str, method: MethodSpec, data: DatasetSpec, wanted: Any) -> Layer:
+def _backbone(preset: str, method: MethodSpec, data: DatasetSpec, wanted: Any, family: Family | None) -> Layer:
     """Return the preset's backbone and inputs; ``wanted`` is the backbone that the user names, if any."""
-    family = backbone_family(wanted) if isinstance(wanted, str) else None
     if data.holds_vectors:
         return {"name": "identity" if method.is_pretrained else "mlp", "inputs": "vectors"}
     if data.is_embedded:
@@ -121,8 +120,8 @@ def _backbone(preset: str, method: MethodSpec, data: DatasetSpec, wanted: Any) -
     return {"name": "vit_base", "inputs": preset, "image_size": 224}
 
 
-def _hurry(preset: str, method: MethodSpec, data: DatasetSpec) -> Layer:
-    """Return what saves time on a small machine: large test batches, unless a method looks at the whole batch.
+def _small(preset: str, method: MethodSpec, data: DatasetSpec) -> Layer:
+    """Return what saves time on a small machine: few images, large test batches unless a method looks at the whole one.
 
     A smoke run has small training batches, so that its few images make enough steps for everything to happen.
     """
@@ -130,9 +129,10 @@ def _hurry(preset: str, method: MethodSpec, data: DatasetSpec) -> Layer:
         return {}
     test = {} if method.is_batchwise else {"eval_batch_size": 128}
     if preset == "cpu":
-        return test
+        return {"train": test, "data": {} if data.is_light else {"train_per_class": 20, "test_per_class": 10}}
     images = SMOKE_IMAGES * (4 if data.split is None else data.split[1])
-    return {**test, "epochs": 1, "first_epochs": None, "batch_size": min(16, max(2, images // SMOKE_STEPS))}
+    train = {"epochs": 1, "first_epochs": None, "batch_size": min(16, max(2, images // SMOKE_STEPS))}
+    return {"train": {**test, **train}, "data": {"train_per_class": SMOKE_IMAGES, "test_per_class": 4}}
 
 
 def _stream(method: MethodSpec, data: DatasetSpec) -> Layer:
@@ -142,33 +142,22 @@ def _stream(method: MethodSpec, data: DatasetSpec) -> Layer:
     return {"scenario": "class", "initial": initial, "increment": increment}
 
 
-def _subsample(preset: str, data: DatasetSpec) -> Layer:
-    if preset == "smoke":
-        return {"train_per_class": SMOKE_IMAGES, "test_per_class": 4}
-    if preset == "cpu" and not data.is_light:
-        return {"train_per_class": 20, "test_per_class": 10}
-    return {}
-
-
-def _optimizer(preset: str, chosen: Mapping[str, Any], method: str) -> Layer:
+def _optimizer(preset: str, section: Mapping[str, Any], method: str) -> Layer:
     """Return the radius by method; the preset ``paper`` takes C-Flat Turbo as it is printed, unless told otherwise."""
-    section = chosen["optimizer"]
-    name = section.get("name") if isinstance(section, Mapping) else None
     try:
-        spec = get_optimizer_spec(name)  # type: ignore[arg-type]
+        spec = get_optimizer_spec(section.get("name"))  # type: ignore[arg-type]
     except ValueError:
         return {}  # parse_config says what is wrong with it
     if "rho" not in optimizer_settings(spec.name) or spec.has_own_radius:
         return {}
-    is_budget = isinstance(section, Mapping) and section.get("evaluations") is not None
+    is_budget = section.get("evaluations") is not None
     printed = {"rules": "paper", "k": 5} if preset == "paper" and spec.name == "c_flat_turbo" and not is_budget else {}
     return {"name": spec.name, "rho": RHO.get(method, USUAL_RHO), **printed}
 
 
-def _require_weights(config: RunConfig, backbone: Any) -> None:
+def _require_weights(config: RunConfig, backbone: Mapping[str, Any]) -> None:
     is_vit = backbone_family(config.backbone.name) == "vit" and config.backbone.name != "vit_smoke"
-    is_silent = not isinstance(backbone, Mapping) or "weights" not in backbone
-    if is_vit and is_silent:
+    if is_vit and "weights" not in backbone:
         raise ConfigError(
             f"backbone.weights must be given: preset {config.preset!r} starts {config.backbone.name} from pretrained "
             "weights. Use --weights FILE, --weights timm to download them, or --weights random if you mean it."

@@ -9,14 +9,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, fields, is_dataclass
 from typing import Any
+
+from pydantic_core import to_jsonable_python
 
 from cflat._errors import ConfigError
 from cflat._settings import CountOrZero, settings_class
 from cflat.config.checks import check_together
 from cflat.config.choices import Choice, parse_method, parse_optimizer
-from cflat.config.documents import CHOICES, Layer
+from cflat.config.documents import Layer, merge
 from cflat.config.settings import BackboneSettings, DataSettings, StreamSettings
 from cflat.config.validation import parse_section, quote, require_mapping
 from cflat.config.yaml_text import dump_yaml
@@ -58,7 +59,9 @@ class RunConfig:
 
     def to_dict(self) -> Layer:
         """Return plain values, in the order of declaration; `parse_config` reads them back."""
-        return {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
+        values: Layer = to_jsonable_python(self, inf_nan_mode="constants")
+        chosen = {key: {"name": values[key]["name"], **values[key]["settings"]} for key in ("method", "optimizer")}
+        return {**values, **chosen}
 
     def to_yaml(self) -> str:
         """Return the configuration as the text of a YAML file."""
@@ -67,8 +70,8 @@ class RunConfig:
 
 def parse_config(values: Mapping[str, Any]) -> RunConfig:
     """Check a configuration; what is not given keeps the default of its section."""
-    given = require_mapping(values, "The configuration")
-    sections = {key: _section(given, key) for key in ("method", "optimizer", *SECTIONS)}
+    given = merge(require_mapping(values, "The configuration"))
+    sections = {key: {} if given.get(key) is None else given[key] for key in ("method", "optimizer", *SECTIONS)}
     sections["backbone"] = _read_normalize(sections["backbone"])
     parsed = {
         "method": parse_method(sections["method"]),
@@ -78,13 +81,6 @@ def parse_config(values: Mapping[str, Any]) -> RunConfig:
     config: RunConfig = parse_section(RunConfig, {**given, **parsed}, "")
     check_together(config.method, config.stream, config.data, config.backbone, config.base, config.runtime)
     return config
-
-
-def _section(values: Mapping[str, Any], key: str) -> Any:
-    value = values.get(key)
-    if value is None:
-        return {}
-    return {"name": value} if key in CHOICES and isinstance(value, str) else value
 
 
 def _read_normalize(section: object) -> Layer:
@@ -97,11 +93,3 @@ def _read_normalize(section: object) -> Layer:
     if not isinstance(value, str | bool) or value not in recipes:
         raise ConfigError(f"backbone.normalize must be timm or pilot, got {quote(value)}.")
     return {**backbone, "inputs": recipes[value]}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Choice):
-        return {"name": value.name, **_plain(value.settings)}
-    if is_dataclass(value) and not isinstance(value, type):
-        return {key: _plain(member) for key, member in asdict(value).items()}
-    return [_plain(member) for member in value] if isinstance(value, list | tuple) else value

@@ -8,10 +8,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import PlainValidator
 
 from cflat._errors import ConfigError
 from cflat._registry import require_known, suggest
@@ -33,6 +36,15 @@ class Published(Spread):
     std: float = math.nan
     n: int = 0
     """Not known."""
+
+
+def _parse_number(value: Any) -> Published | None:
+    if value is None or isinstance(value, Published):
+        return value
+    with suppress(ValueError):
+        if found := _NUMBER.match(str(value)):
+            return Published(float(found[1]), math.nan if found[2] is None else float(found[2]))
+    raise ConfigError(f"A published number must look like 59.13 or 59.13 ± 0.30, got {quote(value)}.")
 
 
 @settings_class
@@ -59,13 +71,12 @@ class Line:
     group: str = ""
     """Lines of one group are compared with its first."""
     settings: dict[str, Any] = field(default_factory=dict)
-    published: tuple[tuple[Any, ...], ...] = ()
+    published: tuple[tuple[Annotated[Published | None, PlainValidator(_parse_number)], ...], ...] = ()
     """For each column its numbers, ``null`` where there is none, ``59.13 ± 0.30`` with a deviation."""
 
     def number(self, column: int, metric: int) -> Published | None:
         """Return what was published there."""
-        value = self.published[column][metric] if self.published else None
-        return None if value is None else _parse_number(value)
+        return self.published[column][metric] if self.published else None
 
 
 @settings_class
@@ -169,8 +180,6 @@ def _parse(name: str, values: Mapping[str, Any]) -> Exhibit:
     for line in exhibit.rows:
         if line.published and [len(numbers) for numbers in line.published] != shape:
             raise ConfigError(f"{name}: published of {line.name!r} must have {shape} numbers for the columns.")
-        for value in (number for numbers in line.published for number in numbers if number is not None):
-            _parse_number(value)
     return exhibit
 
 
@@ -182,15 +191,6 @@ def _check_drawing(exhibit: Exhibit) -> None:
             if value is None or (key == exhibit.draw.x and not is_number(value)):
                 what = "a number" if key == exhibit.draw.x else "a value"
                 raise ConfigError(f"{exhibit.name}: draw needs {what} at {key} in every row; {line.name!r} has none.")
-
-
-def _parse_number(value: Any) -> Published:
-    found = None if isinstance(value, bool) else _NUMBER.match(str(value))
-    try:
-        assert found is not None
-        return Published(float(found[1]), math.nan if found[2] is None else float(found[2]))
-    except (AssertionError, ValueError):
-        raise ConfigError(f"A published number must look like 59.13 or 59.13 ± 0.30, got {quote(value)}.") from None
 
 
 def _words(settings: Mapping[str, Any], *names: str) -> list[str]:

@@ -194,20 +194,13 @@ def _config(exhibit: Exhibit, request: Request, settings: Layer, seed: int) -> R
     weights: Layer = {} if request.weights is None else {"backbone": {"weights": request.weights}}
     if scale == "smoke":
         own, weights = _tiny(own), {}
+    optimizer = own.get("optimizer")
+    is_turbo = isinstance(optimizer, Mapping) and optimizer.get("name") == "c_flat_turbo"
+    printed: Layer = {"optimizer": {"name": "c_flat_turbo", "rules": "paper"}} if is_turbo else {}
     repeat: Layer = {"seed": seed}
     if exhibit.repeat == "order":
         repeat["stream"] = {"order_seed": FIRST_ORDER + seed}
-    return resolve_config(merge(SCALES[scale], weights, _as_printed(own), repeat, request.chosen))
-
-
-def _as_printed(settings: Layer) -> Layer:
-    """Return settings with C-Flat Turbo's rules as the paper prints them, unless they say otherwise."""
-    chosen = settings.get("optimizer")
-    name = chosen.get("name") if isinstance(chosen, Mapping) else chosen
-    if name != "c_flat_turbo":
-        return settings
-    own = dict(chosen) if isinstance(chosen, Mapping) else {"name": name}
-    return {**settings, "optimizer": {"rules": "paper", **own}}
+    return resolve_config(merge(SCALES[scale], weights, printed, own, repeat, request.chosen))
 
 
 def _tiny(settings: Layer) -> Layer:

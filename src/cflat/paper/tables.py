@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean as mean
+from typing import Any
 
-from cflat._files import write_atomic, write_json
+from cflat._files import csv_text, plain_values, write_atomic, write_json
 from cflat.figures.model import FigureData
 from cflat.figures.static import save
 from cflat.paper.figures import contrasts, picture
@@ -142,17 +141,15 @@ def _cell(entry: Entry, where: str) -> Cell:
 
 
 def _csv(found: Reproduction) -> str:
-    text = io.StringIO()
-    columns = ["group", "line", "column", "metric", "measured", "measured_std", "published", "published_std", "n"]
-    writer = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
+    columns = ("metric", "measured", "measured_std", "published", "published_std")
+    rows: list[list[Any]] = [["group", "line", "column", *columns, "n"]]
     for line, cells in zip(found.exhibit.rows, found.entries, strict=True):
         for column, cell in zip(found.exhibit.columns, cells, strict=True):
             for entry in cell:
-                known = {key: value for key, value in entry.to_dict().items() if value == value}  # not NaN
-                names = {"group": line.group, "line": line.name, "column": column.name}
-                writer.writerow({**names, **known, "n": entry.measured.n if entry.measured else 0})
-    return text.getvalue()
+                values = plain_values(entry.to_dict())  # without NaN
+                count = entry.measured.n if entry.measured else 0
+                rows.append([line.group, line.name, column.name, *(values[key] for key in columns), count])
+    return csv_text(rows)
 
 
 def _gain(differences: Sequence[float]) -> str:

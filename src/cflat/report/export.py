@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from cflat._files import make_folder, write_atomic
+from cflat._files import csv_text, make_folder, write_atomic
 from cflat.report.groups import group_records
 from cflat.report.model import Cell, Table
 from cflat.report.records import require_records
@@ -60,10 +58,10 @@ def latex_text(table: Table) -> str:
     return "\n".join(lines)
 
 
-def csv_text(table: Table) -> str:
+def table_csv(table: Table) -> str:
     """Return a table as CSV: deviations and p-values get columns of their own.
 
-    >>> print(csv_text(Table("Accuracy", ("runs", "Avg"), ((Cell("C-Flat"), Cell("+1.4 ± 0.3 (p 0.02)")),))), end="")
+    >>> print(table_csv(Table("Accuracy", ("runs", "Avg"), ((Cell("C-Flat"), Cell("+1.4 ± 0.3 (p 0.02)")),))), end="")
     runs,Avg,Avg std,Avg p
     C-Flat,+1.4,0.3,0.02
     """
@@ -77,9 +75,7 @@ def csv_text(table: Table) -> str:
             for part in ("std", "p")
             if any(match and match[part] for match in found)
         ]
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(zip(*columns, strict=True))
-    return text.getvalue()
+    return csv_text(zip(*columns, strict=True))
 
 
 def write_tables(folders: Sequence[str | Path], out: str | Path) -> list[Path]:
@@ -101,7 +97,7 @@ def write_tables(folders: Sequence[str | Path], out: str | Path) -> list[Path]:
     tables["runs"] = runs_table(records)
     files = []
     for name, table in tables.items():
-        for ending, text in (("tex", latex_text(table) + "\n"), ("csv", csv_text(table))):
+        for ending, text in (("tex", latex_text(table) + "\n"), ("csv", table_csv(table))):
             write_atomic(folder / f"{name}.{ending}", text.encode("utf-8", errors="replace"))
             files.append(folder / f"{name}.{ending}")
     return files

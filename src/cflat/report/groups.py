@@ -39,8 +39,30 @@ K = TypeVar("K", bound=Hashable)
 
 
 @dataclass(frozen=True)
-class Group:
-    """Runs with one configuration and several seeds."""
+class SeedRuns:
+    """Finished runs that differ in their seed alone."""
+
+    summaries: tuple[RunSummary, ...]
+
+    @property
+    def validation(self) -> Spread | None:
+        """Avg on validation images; None if there are none to choose by."""
+        if not self.summaries or not all(summary.validation for summary in self.summaries):
+            return None
+        return spread([summary.value("avg", "validation") for summary in self.summaries])
+
+    def values(self, name: str) -> list[float]:
+        """Return a metric or cost of each run."""
+        return [summary.value(name) for summary in self.summaries]
+
+    def spread(self, name: str) -> Spread:
+        """Return the spread of a metric or cost over the runs."""
+        return spread(self.values(name))
+
+
+@dataclass(frozen=True)
+class Group(SeedRuns):
+    """Runs with one configuration and several seeds, also those that are not finished."""
 
     scenario: str
     """Method and dataset."""
@@ -76,33 +98,13 @@ class Group:
         return "validation" if self.config.data.evaluate == "validation" else "test"
 
     @property
-    def validation(self) -> Spread | None:
-        """Avg on validation images over the finished runs; None if there are none to choose by."""
-        if not self.summaries or not all(summary.validation for summary in self.summaries):
-            return None
-        return spread([summary.value("avg", "validation") for summary in self.summaries])
-
-    @property
     def finished(self) -> tuple[RunRecord, ...]:
         """The runs that have a result."""
         return tuple(record for record in self.records if record.is_finished)
 
-    @property
-    def summaries(self) -> list[RunSummary]:
-        """The results of the finished runs."""
-        return [record.summary for record in self.records if record.summary is not None]
-
-    def values(self, name: str) -> list[float]:
-        """Return a metric or cost of each finished run."""
-        return [summary.value(name) for summary in self.summaries]
-
     def by_seed(self, name: str) -> dict[int, float]:
         """Return a metric or cost by seed; of a seed that was run twice, the last."""
         return dict(zip((record.config.seed for record in self.finished), self.values(name), strict=True))
-
-    def spread(self, name: str) -> Spread:
-        """Return the spread of a metric or cost over the finished runs."""
-        return spread(self.values(name))
 
     def numbers(self) -> RunGroup:
         """Return what figures need; of finished runs, unless there are none."""
@@ -161,7 +163,8 @@ def group_records(records: Sequence[RunRecord]) -> list[Group]:
             variant = f"{variant} #{taken[scenario + variant]}"
         name = variant if len(scenarios) == 1 else f"{variant}, {scenario}"
         by_seed = sorted(runs, key=lambda record: record.config.seed)
-        groups.append(Group(scenario, variant, name, tuple(by_seed), own))
+        summaries = tuple(record.summary for record in by_seed if record.summary is not None)
+        groups.append(Group(summaries, scenario, variant, name, tuple(by_seed), own))
     return groups
 
 

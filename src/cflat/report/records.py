@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,8 @@ from cflat.report.model import Problem
 from cflat.runs.folder import RunFolder, RunSummary, find_runs
 from cflat.train import EpochRecord, TaskRecord
 from cflat.train.records import read_records as parse_records
+
+T = TypeVar("T")
 
 MALFORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError, RecursionError)
 
@@ -65,14 +67,15 @@ def read_records(roots: Iterable[Path]) -> tuple[list[RunRecord], list[Problem]]
     problems: list[Problem] = []
     folders = {}
     for root in roots:
-        with _noted(str(root), problems):
-            folders.update({folder.path.resolve(): folder for folder in find_runs(root)})
+        found: list[RunFolder] = _noted(str(root), problems, partial(list, find_runs(root))) or []
+        folders.update({folder.path.resolve(): folder for folder in found})
     base = os.path.commonpath([path.parent for path in folders]) if folders else ""
     records = []
     for path, folder in folders.items():
         name = os.path.relpath(path, base)
-        with _noted(name, problems):
-            records.append(_read(folder, name, problems))
+        record = _noted(name, problems, partial(_read, folder, name, problems))
+        if record is not None:
+            records.append(record)
     return records, problems
 
 
@@ -85,13 +88,13 @@ def require_records(roots: Iterable[str | Path], purpose: str) -> tuple[list[Run
     return records, problems
 
 
-@contextmanager
-def _noted(where: str, problems: list[Problem]) -> Iterator[None]:
-    """Go on without what cannot be read."""
+def _noted(where: str, problems: list[Problem], read: Callable[[], T]) -> T | None:
+    """Return what could be read, or go on without it."""
     try:
-        yield
+        return read()
     except (CFlatError, OSError) as error:
         problems.append(Problem(where, str(error)))
+        return None
 
 
 def _read(folder: RunFolder, name: str, problems: list[Problem]) -> RunRecord:
@@ -99,16 +102,9 @@ def _read(folder: RunFolder, name: str, problems: list[Problem]) -> RunRecord:
     if summary is not None and summary.headline.num_stages == 0:
         raise DataError(f"{str(folder.summary_file)!r} holds no accuracy: no task was finished.")
     config = folder.load_config() if summary is None else summary.config
-    stages: tuple[float, ...] = ()
-    timeline: Timeline | None = None
-    outline: Outline | None = None
-    environment: Mapping[str, Any] = {}
-    with _noted(name, problems):
-        stages, timeline = _history(folder, name)
-    with _noted(name, problems):
-        environment = folder.load_environment()
-    with _noted(name, problems):
-        outline = folder.load_outline()
+    stages, timeline = _noted(name, problems, partial(_history, folder, name)) or ((), None)
+    environment = _noted(name, problems, folder.load_environment) or {}
+    outline = _noted(name, problems, folder.load_outline)
     if summary is not None:
         stages = tuple(float(value) for value in summary.headline.stage_accuracy)
     files = sorted((folder.path / "analysis").glob("*.json"))
@@ -122,11 +118,11 @@ def _tuned(folder: RunFolder, config: RunConfig) -> tuple[tuple[str, ...], str]:
     file = folder.path.parent / "tuned.json"
     own = flatten(config.to_dict())
     try:
-        text = file.read_bytes()
+        text = read_text(file)
         entries = json.loads(text)["optimizers"]
         if any(all(own.get(key) == value for key, value in one["settings"].items()) for one in entries.values()):
             keys = [key for name, one in entries.items() for key in (*one["settings"], *parse_variant(name).settings)]
-            return tuple(dict.fromkeys(keys)), hashlib.sha256(text).hexdigest()
+            return tuple(dict.fromkeys(keys)), hashlib.sha256(text.encode()).hexdigest()
     except (OSError, CFlatError, *MALFORMED):
         pass
     return (), ""

@@ -134,7 +134,8 @@ def _curves(groups: Sequence[Group]) -> Section | None:
     chart = _chart(
         "Accuracy over the stream", having, lambda own: charts.accuracy_curves([group.numbers() for group in own])
     )
-    text = "Accuracy on the test images of every task seen so far, after each task."
+    images = " or ".join(sorted({group.split for group in having}))
+    text = f"Accuracy on the {images} images of every task seen so far, after each task."
     tables = (accuracy_table(groups),) if any(group.finished for group in groups) else ()
     return Section("accuracy", "Accuracy", text, charts=(chart,), tables=tables)
 

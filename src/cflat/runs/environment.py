@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 import cflat
+from cflat._machine import all_memory
 
 PACKAGES = ("torch", "torchvision", "timm", "lightning-fabric", "numpy", "scipy", "scikit-learn", "pydantic")
 """Those that can change a result."""
@@ -27,7 +28,7 @@ def describe_environment() -> dict[str, Any]:
         "system": platform.system(),
         "machine": platform.machine(),
         "cpus": os.cpu_count(),
-        "memory_bytes": _memory_bytes(),
+        "memory_bytes": all_memory(),
         "torch_threads": torch.get_num_threads(),
         "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
         "cuda": torch.version.cuda if torch.cuda.is_available() else None,
@@ -38,13 +39,6 @@ def _version(name: str) -> str | None:
     try:
         return version(name)
     except PackageNotFoundError:
-        return None
-
-
-def _memory_bytes() -> int | None:
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, OSError, ValueError):  # not on Windows
         return None
 
 

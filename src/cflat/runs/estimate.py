@@ -1,4 +1,4 @@
-"""What a run will cost, predicted from a few measured steps.
+"""What a run would do (`plan_run`), and what it will cost, predicted from a few measured steps (`estimate`).
 
 Over all tasks t, with rates r that are measured at some tasks and interpolated between them:
 
@@ -14,18 +14,19 @@ do: these are counted and have no noise. The state is counted to the end.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from cflat.config.run_config import RunConfig
-from cflat.runs.run import assemble, check_devices, evaluated_splits
+from cflat.optim import get_optimizer_spec
+from cflat.runs.run import assemble, check_devices, evaluated_splits, make_stream
 from cflat.train import OptimizerChoice, Runtime
 from cflat.train.calibrate import Calibration, PhaseWork, Rates, Times, Work, clock, expected_evaluations
 from cflat.train.checkpoint import KEPT
@@ -36,6 +37,58 @@ BUDGET_SECONDS = 30.0
 """Measurements end after so long, but not before three tasks are measured."""
 EPOCH_BYTES, TASK_BYTES, SCORE_BYTES = 900, 500, 22
 """A line of ``metrics.jsonl`` for an epoch, for a task, and what each seen task adds to the latter."""
+
+
+@dataclass(frozen=True)
+class TaskPlan:
+    """One task."""
+
+    index: int
+    name: str
+    num_classes: int
+    train_images: int
+    test_images: int
+    validation_images: int
+    steps: int
+    """Of all epochs, without exemplars and the method's own phases."""
+    class_names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """The tasks of a run, and its cost as far as it is known beforehand."""
+
+    tasks: tuple[TaskPlan, ...]
+    evaluations: str
+    """Forward and backward passes per step."""
+    stream: str
+    """Fingerprint of order, splits and images."""
+
+    @property
+    def steps(self) -> int:
+        """Steps of all tasks."""
+        return sum(task.steps for task in self.tasks)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return {**asdict(self), "steps": self.steps}
+
+
+def plan_run(config: RunConfig) -> RunPlan:
+    """Load the data and count what a run would train on; also finds out whether the data is there."""
+    stream = make_stream(config)
+    train = config.train
+    images_per_step = train.images_per_step
+    first_epochs = train.epochs if train.first_epochs is None else train.first_epochs
+    tasks = []
+    for task in stream.tasks:
+        epochs = train.epochs if task.index else first_epochs
+        steps = epochs * math.ceil(len(task.train) / images_per_step)
+        held_out = 0 if task.validation is None else len(task.validation)
+        counts = (len(task.train), len(task.test), held_out)
+        names = stream.class_names[task.classes.start : task.classes.stop]
+        tasks.append(TaskPlan(task.index, task.name, task.num_classes, *counts, steps, names))
+    return RunPlan(tuple(tasks), get_optimizer_spec(config.optimizer.name).evaluations, stream.fingerprint())
 
 
 @dataclass(frozen=True)
@@ -91,23 +144,23 @@ def estimate(config: RunConfig, budget: float = BUDGET_SECONDS) -> Estimate:
 
     After ``budget`` seconds no further task is measured.
     """
-    return predict(**vars(survey(config, budget)), ranks=config.runtime.num_ranks)
+    return predict(survey(config, budget), config.runtime.num_ranks)
 
 
 @dataclass(frozen=True)
 class Survey:
-    """What is known of a run that has not begun, as arguments of `predict`: counts of all tasks, rates of some."""
+    """What is known of a run that has not begun: counts of all tasks, rates of some."""
 
-    works: tuple[Work, ...]
-    rates: tuple[Rates, ...]
+    works: Sequence[Work]
+    rates: Sequence[Rates]
     """Of the measured tasks, in ascending order."""
-    evaluations: tuple[float, ...]
+    evaluations: Sequence[float]
     """Per step, of every task."""
     start: Times
     """Reading the data and building the network."""
-    peak_memory: int
-    """Bytes at most, by the end of the last measured task."""
-    num_scores: int
+    peak_memory: int = 0
+    """Bytes at most, by the end of the last measured task; 0 if it was not measured."""
+    num_scores: int = 1
     """Ways to answer that the method has."""
 
 
@@ -144,7 +197,7 @@ def survey(config: RunConfig, budget: float = BUDGET_SECONDS, tasks: Sequence[in
     steps = [sum(phase.steps for phase in works[task].phases) for task in known]
     per_step = [expected_evaluations(choice, count, task, len(works)) for task, count in zip(known, steps, strict=True)]
     evaluations = np.interp(np.arange(len(works)), known, per_step).tolist()
-    return Survey(tuple(works), tuple(rates), tuple(evaluations), start, peak, len(parts.method.scores))
+    return Survey(works, rates, evaluations, start, peak, len(parts.method.scores))
 
 
 def measured_tasks(num_tasks: int) -> tuple[int, ...]:
@@ -157,20 +210,13 @@ def measured_tasks(num_tasks: int) -> tuple[int, ...]:
     return tuple(sorted({0, *(task for task in powers if task < num_tasks), num_tasks - 1}))
 
 
-def predict(
-    works: Sequence[Work],
-    rates: Sequence[Rates],
-    evaluations: Sequence[float],
-    start: Times,
-    peak_memory: int = 0,
-    ranks: int = 1,
-    num_scores: int = 1,
-) -> Estimate:
-    """Apply the formula of this module to a `Survey`; ``ranks`` share steps, test images and passes at borders."""
+def predict(found: Survey, ranks: int = 1) -> Estimate:
+    """Apply the formula of this module to a survey; ``ranks`` share steps, test images and passes at borders."""
+    works, rates = found.works, found.rates
     spent = {name: np.zeros(2) for name in ("training", "testing", "borders", "checkpoints")}
     tasks, written, test_flops = [], 0.0, 0.0
     growth = _growth(works, rates)
-    for work, per_step in zip(works, evaluations, strict=True):
+    for work, per_step in zip(works, found.evaluations, strict=True):
         at, freely = partial(_rate_at, rates, work.task, growth), partial(_rate_at, rates, work.task, np.inf)
         training = sum((_training(phase, per_step, ranks, at) for phase in work.phases), start=np.zeros(2))
         testing = (
@@ -198,12 +244,12 @@ def predict(
     last, measured = works[-1], works[rates[-1].task]
     checkpoint = rates[-1].checkpoint_bytes + last.state_bytes - measured.state_bytes
     lines = sum(EPOCH_BYTES * sum(phase.epochs for phase in work.phases) for work in works)
-    lines += sum(TASK_BYTES + SCORE_BYTES * num_scores * (work.task + 1) for work in works)
-    seconds, cpu_seconds = (start + sum(spent.values(), start=np.zeros(2))).tolist()
+    lines += sum(TASK_BYTES + SCORE_BYTES * found.num_scores * (work.task + 1) for work in works)
+    seconds, cpu_seconds = (found.start + sum(spent.values(), start=np.zeros(2))).tolist()
     steps, passes = sum(task.steps for task in tasks), sum(task.evaluations for task in tasks)
     return Estimate(
         tasks=tuple(tasks),
-        start_seconds=float(start[0]),
+        start_seconds=float(found.start[0]),
         seconds=seconds,
         cpu_seconds=cpu_seconds,
         parts={name: float(part[1]) for name, part in spent.items()},
@@ -212,7 +258,7 @@ def predict(
         evaluations_per_step=passes / steps if steps else 0.0,
         flops=sum(task.flops for task in tasks),
         test_flops=test_flops,
-        peak_memory_bytes=peak_memory + last.state_bytes - measured.state_bytes if peak_memory else 0,
+        peak_memory_bytes=found.peak_memory + last.state_bytes - measured.state_bytes if found.peak_memory else 0,
         state_bytes=last.state_bytes,
         trainable_parameters=next((work.trainable for work in reversed(works) if work.phases), 0),
         checkpoint_bytes=checkpoint,
@@ -247,7 +293,7 @@ def _rate_at(rates: Sequence[Rates], task: int, growth: float, value: Callable[[
         return above
     tasks, values = np.array([place for place, _ in known[1:]]), np.stack([found for _, found in known[1:]])
     mean = values.mean(axis=0)
-    slope = np.maximum(_slope(tasks, values), 0)
+    slope = np.maximum(np.polyfit(tasks, values, 1)[0], 0)  # without the first task, which is unlike all others
     if np.isfinite(growth):
         slope = np.minimum(slope, mean * growth)
     return mean + slope * (task - tasks.mean())
@@ -259,13 +305,7 @@ def _growth(works: Sequence[Work], rates: Sequence[Rates]) -> float:
         return np.inf
     tasks = np.array([rate.task for rate in rates[1:]])
     counted = ([rate.look_flops for rate in rates[1:]], [works[rate.task].state_bytes for rate in rates[1:]])
-    return max(0.0, *(float(_slope(tasks, np.array(values)) / max(np.mean(values), 1)) for values in counted))
-
-
-def _slope(tasks: npt.NDArray[Any], values: npt.NDArray[Any]) -> Any:
-    """Return the slope of the least-squares line; the first task, unlike all others, must not be among them."""
-    centered = tasks - tasks.mean()
-    return np.tensordot(centered, values, axes=1) / np.square(centered).sum()
+    return max(0.0, *(float(np.polyfit(tasks, values, 1)[0] / max(np.mean(values), 1)) for values in counted))
 
 
 def _of_phase(phase: PhaseWork, name: str) -> Callable[[Rates], Any]:

@@ -74,7 +74,7 @@ class RayExecutor:
         """
         for job in jobs:
             require_one_process(job)
-        with _connection() as (ray, is_own):
+        with ray_session() as (ray, is_own):
             pending = self._submit(ray, jobs, is_own)
             failures: list[tuple[Job, str]] = []
             try:
@@ -93,12 +93,6 @@ class RayExecutor:
                 _cancel(ray, list(pending))
         if failures:
             raise JobsFailed(failures, len(jobs))
-
-    @contextmanager
-    def session(self) -> Iterator[None]:
-        """Stay connected while several batches of jobs run, one after the other."""
-        with _connection():
-            yield
 
     def _submit(self, ray: ModuleType, jobs: Sequence[Job], is_own: bool) -> dict[Any, Job]:
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
@@ -176,8 +170,8 @@ def _cancel(ray: ModuleType, tasks: list[Any]) -> list[Any]:
 
 
 @contextmanager
-def _connection() -> Iterator[tuple[ModuleType, bool]]:
-    """Give Ray, connected, and whether this call started it for these jobs alone."""
+def ray_session() -> Iterator[tuple[ModuleType, bool]]:
+    """Give Ray, connected, and whether this call started it; batches of jobs inside share the connection."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # read when Ray is imported; a bench does not report home
     try:
         ray = import_module("ray")

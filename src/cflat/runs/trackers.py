@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -66,19 +67,6 @@ TRACKERS: dict[str, Callable[[RunConfig, Path], Tracker]] = {
 }
 
 
-def require_tracker(name: str) -> None:
-    """Refuse a tracker that is unknown or not installed."""
-    require_known("tracker", name, TRACKERS)
-    if find_spec(name) is None:
-        raise ConfigError(f"The tracker {name!r} is not installed; run: pip install 'cflat[track]'")
-
-
-def create_tracker(name: str, config: RunConfig, folder: Path) -> Tracker:
-    """Return the tracker called ``name``."""
-    require_tracker(name)
-    return TRACKERS[name](config, folder)
-
-
 class TrackerObserver(Observer):
     """Pass the numbers of epochs and tasks on to a tracker, numbered by the epochs of the whole run.
 
@@ -121,3 +109,11 @@ class TrackerObserver(Observer):
         values = {f"{kind}/{key}": value for key, value in found if isinstance(value, int | float)}
         assert self.tracker is not None, "on_run_start makes the tracker"
         self.tracker.log(self.step, values)
+
+
+def track_run(name: str, config: RunConfig, folder: Path) -> TrackerObserver:
+    """Return the observer that sends the numbers of a run to a tracker; refuse one that is not installed at once."""
+    require_known("tracker", name, TRACKERS)
+    if find_spec(name) is None:
+        raise ConfigError(f"The tracker {name!r} is not installed; run: pip install 'cflat[track]'")
+    return TrackerObserver(partial(TRACKERS[name], config, folder))

@@ -17,6 +17,7 @@ from typing import Any
 from cflat._errors import ConfigError, DataError
 from cflat._files import read_text, write_json
 from cflat._registry import require_known
+from cflat._settings import LARGEST
 from cflat.config.choices import parse_optimizer
 from cflat.config.presets import radius_of
 from cflat.config.run_config import RunConfig
@@ -86,7 +87,7 @@ def analyze(
         tell: Told before each variant that has to be trained.
         should_stop: Asked after every step; True raises `TrainingInterrupted`.
     """
-    check_request(config, formats, only)
+    check_request(config, formats, only, seeds)
     variants, rho = plan_variants(config, seeds, only), radius_of(config)
     summaries: dict[str, RunSummary] = {}
     recorded: dict[str, dict[str, Any]] = {}
@@ -141,9 +142,14 @@ def record_run(
         run_job(job, [recording] if is_watched else [], should_stop=should_stop)
 
 
-def check_request(config: RunConfig, formats: Sequence[str], only: Sequence[str] = ()) -> None:
+def check_request(
+    config: RunConfig, formats: Sequence[str], only: Sequence[str] = (), seeds: Sequence[int] = ()
+) -> None:
     """Refuse what cannot be done before anything is trained."""
     check_watchable(config.runtime)
+    for seed in seeds:
+        if not 0 <= seed <= LARGEST:
+            raise ConfigError(f"Seeds must be whole numbers from 0 to {LARGEST}, got {seed}.")
     for name in only:
         if name not in WATCHED:
             raise ConfigError(f"The figure {name!r} cannot be made alone. Known: {', '.join(WATCHED)}.")

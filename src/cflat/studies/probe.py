@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
 
 from torch import nn
 
@@ -23,15 +23,13 @@ from cflat.train.objective import Objective
 
 @dataclass
 class ProbeObserver(Observer):
-    """Probe the first steps of one task; its fields are the arguments of `probe_run`."""
+    """Probe the first steps of one task; its other fields are the arguments of `probe_run`."""
 
-    radii: tuple[float, ...]
+    make: Callable[..., Probe]
+    """Makes the probe of some parameters in a network."""
     steps: int
     warmup: int
     task: int
-    settings: dict[str, float]
-    """Turbo's lam, beta and k."""
-    ahead: float
     tell: Callable[[int], None]
 
     def __post_init__(self) -> None:
@@ -48,11 +46,7 @@ class ProbeObserver(Observer):
         """Set up the shadows when the task's first phase begins."""
         self._optimizer = optimizer
         if optimizer.task_index == self.task and self.probe is None:
-            k = int(self.settings.get("k") or 5)  # None: a budget takes the place of an interval
-            settings: dict[str, Any] = {key: self.settings[key] for key in ("lam", "beta") if key in self.settings}
-            if self.ahead > 0:
-                settings |= {"base": optimizer.base, "ahead": self.ahead}
-            self.probe = Probe(optimizer.all_params(), network, radii=self.radii, k=k, **settings)
+            self.probe = self.make(optimizer.all_params(), network, base=optimizer.base)
 
     def on_step_start(self, epoch: int, objective: Objective, batch: Batch) -> None:
         """Look at this step."""
@@ -87,8 +81,11 @@ def probe_run(
         raise ConfigError(
             "--ahead follows the momentum, and there is none: set base.momentum above 0, or leave it out."
         )
-    settings = {key: value for key, value in config.optimizer.keywords().items() if key in ("lam", "beta", "k")}
-    observer = ProbeObserver(radii, steps, warmup, task, settings, ahead, tell)
+    own = config.optimizer.keywords()
+    weights = {key: own[key] for key in ("lam", "beta") if key in own}
+    k = own.get("k") or 5  # a budget takes the place of an interval
+    make = partial(Probe, radii=radii, k=k, ahead=ahead, **weights)
+    observer = ProbeObserver(make, steps, warmup, task, tell)
     plain = replace(config, optimizer=parse_optimizer({"name": "none"}))
     with suppress(TrainingInterrupted):
         run(plain, observers=[observer], should_stop=lambda: observer.is_done or should_stop())

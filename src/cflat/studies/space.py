@@ -48,9 +48,11 @@ class Interval:
     def at(self, share: float) -> float:
         """Return the number at a share in [0, 1] of the way from low to high."""
         if self.scale == "log":
-            exact = math.exp(math.log(self.low) + share * (math.log(self.high) - math.log(self.low)))
-        else:
-            exact = self.low + share * (self.high - self.low)
+            return self.rounded(math.exp(math.log(self.low) + share * (math.log(self.high) - math.log(self.low))))
+        return self.rounded(self.low + share * (self.high - self.low))
+
+    def rounded(self, exact: float) -> float:
+        """Return a number within the range with as many digits as folders are named after."""
         return min(max(float(f"{exact:.{DRAWN_DIGITS}g}"), self.low), self.high)
 
 

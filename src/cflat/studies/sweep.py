@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -13,16 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from cflat._errors import ConfigError, DataError
-from cflat._files import write_atomic, write_json
+from cflat._files import csv_text, write_atomic, write_json
 from cflat.config.documents import Layer
 from cflat.config.presets import resolve_config
 from cflat.config.run_config import RunConfig
 from cflat.data import Split
 from cflat.figures.static import save
 from cflat.figures.sweeps import SweepCase, sweep_figure
-from cflat.metrics import HEADLINES, PairedDifference, Spread, paired_difference, spread
+from cflat.metrics import HEADLINES, PairedDifference, Spread, paired_difference
+from cflat.report.groups import SeedRuns
 from cflat.report.write import write_report
-from cflat.runs.folder import RunFolder, RunSummary
+from cflat.runs.folder import RunFolder
 from cflat.runs.jobs import Executor, Job, run_jobs
 from cflat.studies.space import Settings, Sweep, describe, value_text
 
@@ -40,25 +39,17 @@ class Combination:
 
 
 @dataclass(frozen=True)
-class SweepRow:
+class SweepRow(SeedRuns):
     """One combination: its numbers over the seeds."""
 
     settings: Settings
     folders: tuple[Path, ...]
     """One for each seed."""
-    summaries: tuple[RunSummary, ...]
-    spreads: Mapping[str, Spread]
 
     @property
-    def validation(self) -> Spread | None:
-        """Avg on validation images; None if there are none."""
-        if not all(summary.validation for summary in self.summaries):
-            return None
-        return spread([summary.value("avg", "validation") for summary in self.summaries])
-
-    def values(self, column: str) -> list[float]:
-        """Return a number of each seed."""
-        return [summary.value(column) for summary in self.summaries]
+    def spreads(self) -> dict[str, Spread]:
+        """The numbers of all `COLUMNS`."""
+        return {name: self.spread(name) for name in COLUMNS}
 
     def difference(self, reference: SweepRow, column: str) -> PairedDifference:
         """Return how this combination differs from another, seed by seed."""
@@ -85,9 +76,11 @@ class SweepResult:
     @property
     def ranked(self) -> list[SweepRow]:
         """The rows by their mean Avg on validation images, the best first; in their own order if there are none."""
-        if any(row.validation is None for row in self.rows):
+        means = [row.validation.mean for row in self.rows if row.validation is not None]
+        if len(means) < len(self.rows):
             return list(self.rows)  # test images choose nothing
-        return sorted(self.rows, key=lambda row: _rank(row.validation))
+        order = sorted(range(len(means)), key=lambda index: (math.isnan(means[index]), -means[index]))
+        return [self.rows[index] for index in order]
 
     @property
     def best(self) -> SweepRow | None:
@@ -110,15 +103,13 @@ class SweepResult:
 
     def to_csv(self) -> str:
         """Return the content of ``sweep.csv``: one row for each run."""
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow([*self.axes, "seed", *COLUMNS, "run"])
+        lines: list[list[Any]] = [[*self.axes, "seed", *COLUMNS, "run"]]
         for row in self.rows:
             cells = ["" if key not in row.settings else value_text(row.settings[key]) for key in self.axes]
             for folder, summary in zip(row.folders, row.summaries, strict=True):
                 numbers = [summary.value(name) for name in COLUMNS]
-                writer.writerow([*cells, summary.config.seed, *numbers, str(folder)])
-        return text.getvalue()
+                lines.append([*cells, summary.config.seed, *numbers, str(folder)])
+        return csv_text(lines)
 
 
 def plan_sweep(sweep: Sweep, out: Path) -> list[Combination]:
@@ -149,8 +140,7 @@ def run_sweep(sweep: Sweep, out: str | Path, executor: Executor | None = None) -
     rows = []
     for combination in combinations:
         own = tuple(next(summaries) for _ in combination.jobs)
-        spreads = {name: spread([summary.value(name) for summary in own]) for name in COLUMNS}
-        rows.append(SweepRow(combination.settings, tuple(job.out for job in combination.jobs), own, spreads))
+        rows.append(SweepRow(own, combination.settings, tuple(job.out for job in combination.jobs)))
     return SweepResult(sweep.name, tuple(sweep.axes), sweep.seeds, tuple(rows), sweep.tuned)
 
 
@@ -220,8 +210,3 @@ def _trouble(layer: Layer) -> str:
     except ConfigError as error:
         return str(error)
     return ""
-
-
-def _rank(found: Spread | None) -> tuple[bool, float]:
-    mean = math.nan if found is None else found.mean
-    return (mean != mean, -mean)

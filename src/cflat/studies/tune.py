@@ -38,7 +38,7 @@ from cflat.runs.folder import RunFolder
 from cflat.runs.jobs import Executor, Job, finish_jobs
 from cflat.runs.run import make_stream
 from cflat.studies.compare import comparison_sweep
-from cflat.studies.space import DRAWN_DIGITS, Interval, Settings
+from cflat.studies.space import Interval, Settings
 from cflat.studies.tuned import COSTS, METRICS, PROTOCOLS, Metric, Protocol, Trial, Tuned, Tuning, validation_score
 
 LR_FACTOR, RHO_FACTOR = 10.0, 5.0
@@ -102,6 +102,8 @@ def tune(
     require_known("sampler", sampler, SAMPLERS)
     if trials < 1:
         raise ConfigError(f"trials must be a whole number from 1, got {trials}.")
+    if search_seed < 0:
+        raise ConfigError(f"search_seed must be a whole number from 0, got {search_seed}.")
     shared, runs = validation_layer(chosen), Path(out) / "trials"
     layers = trial_layers(shared, optimizers, seeds)
     configs = {name: resolve_config({**layer, "seed": seeds[0]}) for name, layer in layers.items()}
@@ -248,7 +250,7 @@ class _Search:
     def result(self) -> Tuned:
         """Return the trials, all of them done."""
         trials = [trial for trial in self.study.get_trials(deepcopy=False) if trial.number < self.num_trials]
-        return Tuned(self.variant.text, tuple(Trial.from_dict(trial.user_attrs["record"]) for trial in trials))
+        return Tuned(self.variant.text, tuple(Trial(**trial.user_attrs["record"]) for trial in trials))
 
     def _sampler(self, number: int) -> Any:
         """Return a sampler whose random numbers depend on the number of the trial alone, so that a search can go on."""
@@ -305,7 +307,7 @@ class _Attempt:
         state: Literal["complete", "diverged"] = "diverged" if has_diverged else "complete"
         score = 0.0 if has_diverged else mean(scores)
         costs = {name: sum(own[-1][name] for own in tasks if own) for name in COSTS}
-        runs = tuple(str(folder.path) for folder in folders)
+        runs = [str(folder.path) for folder in folders]
         return Trial(self.trial.number, self.settings, state, score, min(map(len, tasks)), **costs, runs=runs)
 
     def _folder(self, seed: int) -> Path:
@@ -357,7 +359,7 @@ def _suggest(trial: Any, key: str, range_: Range, example: Any) -> Any:
     if isinstance(example, int) or (example is None and is_whole):
         return trial.suggest_int(key, math.ceil(range_.low), math.floor(range_.high), log=range_.scale == "log")
     drawn = trial.suggest_float(key, range_.low, range_.high, log=range_.scale == "log")
-    return min(max(float(f"{drawn:.{DRAWN_DIGITS}g}"), range_.low), range_.high)
+    return range_.rounded(drawn)
 
 
 def _holds(range_: Range, value: Any) -> bool:

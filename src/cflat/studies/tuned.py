@@ -10,6 +10,7 @@ from statistics import mean
 from typing import Any, Literal, TypeAlias
 
 from cflat._errors import ConfigError, DataError
+from cflat._files import read_text
 from cflat._registry import suggest
 from cflat.config.documents import Layer, merge
 from cflat.runs.folder import RunFolder
@@ -47,13 +48,8 @@ class Trial:
     images: int
     evaluations: int
     seconds: float
-    runs: tuple[str, ...]
+    runs: list[str]
     """Run directories, one for each seed."""
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Trial:
-        """Take over what `asdict` returned, with lists for tuples."""
-        return cls(**{**values, "runs": tuple(values["runs"])})
 
 
 @dataclass(frozen=True)
@@ -149,7 +145,7 @@ class Tuning(ValidationStudy):
         entries, metric = values["optimizers"].items(), values["chosen_by"]["metric"]
         subject = (values["method"], values["data"], values["protocol"], metric, tuple(values["seeds"]))
         ranges = {name: entry["ranges"] for name, entry in entries}
-        found = {name: Tuned(name, tuple(map(Trial.from_dict, entry["trials"]))) for name, entry in entries}
+        found = {name: Tuned(name, tuple(Trial(**trial) for trial in entry["trials"])) for name, entry in entries}
         return cls(*subject, values["num_trials"], values["shared"], ranges, found)
 
 
@@ -173,8 +169,8 @@ def validation_score(folder: RunFolder, metric: Metric, num_tasks: int | None = 
 def read_tuning(path: str | Path) -> Tuning:
     """Read ``tuned.json``."""
     try:
-        return Tuning.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
+        return Tuning.from_dict(json.loads(read_text(Path(path))))
     except OSError as error:
         raise DataError(f"The settings {str(path)!r} cannot be read: {error.strerror}.") from error
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise DataError(f"{str(path)!r} was not written by cflat tune: {type(error).__name__} {error}.") from error

@@ -24,8 +24,8 @@ EXAMPLES = """\
 def command(
     layer: dict[str, Any],
     folders: list[str],
-    every: Annotated[int, typer.Option(min=1, help="Steps from one gradient record to the next")] = 5,
-    seeds: Annotated[str, typer.Option(help="More seeds for sensitivity and schedules, comma-separated")] = "",
+    every: Annotated[int, typer.Option(min=1, help="Steps between two gradient records")] = 5,
+    seeds: Annotated[str, typer.Option(help="Further seeds for the sensitivity figures, comma-separated")] = "",
     formats: Annotated[str, typer.Option(help="Any of svg, pdf and png, comma-separated")] = "svg",
     out: Annotated[
         Path | None, typer.Option(help="Run directory of a new run; default runs/analyze-METHOD-DATA")
@@ -33,7 +33,7 @@ def command(
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
-    """Record gradients and loss landscapes of a run, vary its optimizer, and draw all figures into DIR/analysis."""
+    """Record gradients and loss landscapes of a run, vary its optimizer, and draw figures into DIR/analysis."""
     from cflat.config.presets import resolve_config
     from cflat.runs.folder import RunFolder
     from cflat.runs.lock import owned
@@ -46,7 +46,7 @@ def command(
     else:
         resolved, folder = resolve_config(layer), out or usual_folder("analyze", layer)
     place, endings, more = folder / "analysis", comma_names(formats), comma_numbers("--seeds", seeds)
-    check_request(resolved, endings)
+    check_request(resolved, endings, seeds=more)
     tell = partial(tell_variant, is_silent=quiet or json)
     with stoppable() as stop:
         record_run(resolved, folder, every=every, should_stop=stop)

@@ -22,7 +22,7 @@ def command(
     fast: Annotated[bool, typer.Option("--fast", help="Do not decode the images")] = False,
     json: Json = False,
 ) -> None:
-    """Check counts, layout, labels, unreadable images and duplicates of a dataset."""
+    """Check a dataset for wrong counts, layout or labels, unreadable images and duplicates."""
     from cflat.data import check_dataset
 
     report = check_dataset(name, root, read_images=not fast)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from cflat.studies.sweep import SweepResult
 
 DEFAULT = "none,c_flat,c_flat_turbo"
-OPTIMIZERS = "Comma-separated, the first is the reference; c_flat_turbo:rules=steady carries settings; default "
+OPTIMIZERS = "Comma-separated, reference first; append settings as in c_flat_turbo:rules=steady; default "
 EXAMPLES = """\
   cflat compare --method icarl --data digits --optimizers none,c_flat,c_flat_turbo --seeds 0,1,2
   cflat compare --method ease --data cifar100 --preset cpu --weights vit_tiny.safetensors optimizer.rho=0.1
@@ -29,9 +29,9 @@ EXAMPLES = """\
 def command(
     layer: dict[str, Any],
     optimizers: Annotated[str | None, typer.Option("--optimizers", "-o", help=OPTIMIZERS + DEFAULT)] = None,
-    seeds: Annotated[str, typer.Option(help="Comma-separated")] = "0,1,2",
-    tuned: Annotated[Path | None, typer.Option(help="Settings of each optimizer: tuned.json of cflat tune")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the runs; default runs/compare-METHOD-DATA")] = None,
+    seeds: Annotated[str, typer.Option(help="Seeds, comma-separated")] = "0,1,2",
+    tuned: Annotated[Path | None, typer.Option(help="Use the settings in a tuned.json from cflat tune")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the runs; default runs/compare-METHOD-DATA")] = None,
     executor: ExecutorName = "local",
     gpus: Gpus = 1.0,
     quiet: Quiet = False,

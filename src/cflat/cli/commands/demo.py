@@ -34,11 +34,11 @@ RADII = {"c_flat": {"optimizer.rho": 0.05}, "c_flat_turbo": {"optimizer.rho": 0.
 
 
 def command(
-    out: Annotated[Path, typer.Option(help="Folder of runs, figure and page")] = Path("runs/demo"),
+    out: Annotated[Path, typer.Option(help="Folder for the runs, the figure and the page")] = Path("runs/demo"),
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
-    """Learn ten digits two at a time, keeping five images of each: plain SGD, C-Flat and C-Flat Turbo, six seeds."""
+    """Compare plain SGD, C-Flat and C-Flat Turbo on digits, learned two classes at a time, over six seeds."""
     from cflat.studies.compare import compare, comparison_values, write_comparison
 
     with job_executor("local", out, quiet or json) as executor:

@@ -6,6 +6,7 @@ import os
 import shutil
 from importlib.util import find_spec
 
+from cflat._machine import gib
 from cflat.cli.options import Json
 from cflat.cli.output import console, emit_json, next_command, table
 
@@ -39,9 +40,9 @@ def command(json: Json = False) -> None:
         "packages": ", ".join(f"{name} {found or 'missing'}" for name, found in facts["packages"].items()),
         "optional": ", ".join(name if is_there else missing[name] for name, is_there in facts["optional"].items()),
         "processor": f"{facts['cpus']} cores, torch threads: {facts['torch_threads']}",
-        "memory": "unknown" if memory is None else f"{memory / 2**30:.1f} GiB",
+        "memory": "unknown" if memory is None else gib(memory),
         "GPUs": ", ".join(facts["gpus"]) or "none: use preset cpu or smoke",
-        "free disk here": f"{facts['free_disk_bytes'] / 2**30:.1f} GiB",
+        "free disk here": gib(facts["free_disk_bytes"]),
         "data root": facts["data_root"] or "not set: give --data-root or set $CFLAT_DATA",
     }
     console().print(table("", ["what", "found"], list(rows.items()), num_text=2))

@@ -25,12 +25,12 @@ KEYS = typer.Argument(
 @takes_settings("data", "backbone", "weights", "image_size", "data_root", words=KEYS, file=False)
 def command(
     layer: dict[str, Any],
-    out: Annotated[Path | None, typer.Option(help="The file; default features/DATA-BACKBONE-KEY.npz")] = None,
+    out: Annotated[Path | None, typer.Option(help="Output file; default features/DATA-BACKBONE-KEY.npz")] = None,
     batch_size: Annotated[int, typer.Option(help="Batch size", min=1)] = 64,
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
-    """Compute the features of a frozen backbone for all images, into one file that runs read as features:PATH."""
+    """Cache the features of a frozen backbone for all images in one file, which runs read as features:PATH."""
     from cflat.cli.progress import count_images
     from cflat.runs.features import features_config, make_features
 

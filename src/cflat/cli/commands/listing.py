@@ -25,7 +25,7 @@ Rows = list[dict[str, Any]]
 
 def command(
     what: Annotated[str | None, typer.Argument(help="optimizers, methods, datasets, ...; default: all lists")] = None,
-    of: Annotated[str | None, typer.Argument(metavar="[NAME]", help="For keys: a method or an optimizer")] = None,
+    of: Annotated[str | None, typer.Argument(metavar="NAME", help="For keys: a method or an optimizer")] = None,
     json: Json = False,
 ) -> None:
     """List optimizers, methods, datasets, backbones, presets, recipes (tables and figures), inputs or keys."""

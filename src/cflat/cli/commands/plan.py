@@ -26,7 +26,7 @@ MANY_TASKS = 12
 @takes_settings("method", "data", "optimizer", "preset", "weights", "data_root")
 def command(
     layer: dict[str, Any],
-    budget: Annotated[float, typer.Option(help="Seconds of measurement; at least three tasks are measured")] = 30.0,
+    budget: Annotated[float, typer.Option(help="Seconds to measure for; at least three tasks are measured")] = 30.0,
     json: Json = False,
 ) -> None:
     """Measure a few steps on this machine and predict time, memory, FLOPs and disk space of the whole run."""

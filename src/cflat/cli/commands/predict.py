@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from cflat._errors import ConfigError
+from cflat._files import csv_text
 from cflat.cli.options import Json
 from cflat.cli.output import console, emit_json, table
 
@@ -22,10 +21,10 @@ EXAMPLES = """\
 
 def command(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory, or a file that Predictor.save wrote")],
-    images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Image files, or folders of images")],
+    images: Annotated[list[Path], typer.Argument(metavar="IMAGE", help="Image files, or folders of images")],
     top: Annotated[int, typer.Option(help="Number of classes to report per image")] = 1,
     task: Annotated[int | None, typer.Option(help="Task of the images, from 0; task-incremental runs only")] = None,
-    score: Annotated[str | None, typer.Option(help="The method's score to rank by; default: its first")] = None,
+    score: Annotated[str | None, typer.Option(help="Score to rank classes by; default: the method's first")] = None,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV with one line per image")] = False,
     json: Json = False,
 ) -> None:
@@ -42,7 +41,6 @@ def command(
     columns = ["image", *(f"{what}{place}" for place in places for what in ("class", "score"))]
     rows = [[one.image, *(cell for name, value in one.top for cell in (name, f"{value:.4g}"))] for one in found]
     if as_csv:
-        writer = csv.writer(sys.stdout, lineterminator="\n")
-        writer.writerows([columns, *rows])
+        print(csv_text([columns, *rows]), end="")
         return
     console().print(table("", columns, rows, num_text=2))

@@ -26,7 +26,7 @@ EXAMPLES = """\
 def command(
     layer: dict[str, Any],
     radii: Annotated[
-        str | None, typer.Option(help="Comma-separated; the verdict is about the first. Default: the preset's first")
+        str | None, typer.Option(help="Comma-separated; the verdict is about the first; by default the preset's")
     ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps to probe")] = 24,
     warmup: Annotated[int, typer.Option(min=0, help="Training steps before the first probe")] = 10,
@@ -36,17 +36,18 @@ def command(
     ahead: Annotated[
         float, typer.Option(min=0, help="Steps to look ahead along the momentum; C-Flat Turbo looks 5 steps ahead")
     ] = 0.0,
-    out: Annotated[Path | None, typer.Option(help="Folder of the results; default runs/probe-METHOD-DATA")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the results; default runs/probe-METHOD-DATA")] = None,
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
-    """Compare the updates of the optimizers with the plain gradient and with exact C-Flat, over a grid of radii."""
+    """Compare each optimizer's update with the plain gradient and with exact C-Flat over a grid of radii."""
     from cflat.config.commands import compare_command
     from cflat.config.documents import merge
     from cflat.config.presets import radius_of, resolve_config
     from cflat.figures.probes import probe_figure
     from cflat.figures.static import save
     from cflat.runs.interrupts import StopRequest
+    from cflat.runs.lock import owned
     from cflat.studies.probe import probe_run
 
     resolved = resolve_config(merge(layer, {"optimizer": "c_flat_turbo"}))
@@ -57,16 +58,16 @@ def command(
         if not (quiet or json) and (done == steps or done % max(1, steps // 4) == 0):
             note(f"probed {done} of {steps} steps")
 
-    with StopRequest(tell_stopping) as stop:
-        found = probe_run(
-            resolved, grid, steps=steps, warmup=warmup, task=task, ahead=ahead, tell=tell, should_stop=stop
-        )
     subject = f"{resolved.method.name} on {resolved.data.name}"
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "probe.json", found.to_dict())
-    figure = probe_figure(found.to_dict(), f"{subject}, task {task + 1}")
-    save(figure, folder / "probe.svg")
-    picture = save(figure, folder / "probe.png")
+    with owned(folder):  # a folder that cannot be written is found out before anything is trained
+        with StopRequest(tell_stopping) as stop:
+            found = probe_run(
+                resolved, grid, steps=steps, warmup=warmup, task=task, ahead=ahead, tell=tell, should_stop=stop
+            )
+        write_json(folder / "probe.json", found.to_dict())
+        figure = probe_figure(found.to_dict(), f"{subject}, task {task + 1}")
+        save(figure, folder / "probe.svg")
+        picture = save(figure, folder / "probe.png")
     if json:
         emit_json({"out": str(folder), "figure": str(picture), **found.to_dict()})
         return

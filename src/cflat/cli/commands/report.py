@@ -18,9 +18,7 @@ EXAMPLES = """\
 
 
 def command(
-    folders: Annotated[
-        list[Path], typer.Argument(metavar="DIR...", help="Run directories, or folders that contain them")
-    ],
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR", help="Run directories, or folders that contain them")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Output file")] = Path("report.html"),
     tables: Annotated[Path | None, typer.Option(help="Also write the tables as LaTeX and CSV into this folder")] = None,
     title: Annotated[str | None, typer.Option(help="Title of the page")] = None,

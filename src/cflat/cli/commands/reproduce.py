@@ -38,7 +38,7 @@ def command(
     rows: Annotated[str, typer.Option(help="Only these methods or lines, comma-separated")] = "",
     columns: Annotated[str, typer.Option(help="Only these columns or datasets, comma-separated")] = "",
     seeds: Annotated[str, typer.Option(help="Seeds to use instead of the recipe's, comma-separated")] = "",
-    out: Annotated[Path, typer.Option(help="Folder of results and runs; all tables share their runs")] = Path(
+    out: Annotated[Path, typer.Option(help="Folder for results and runs; all tables share their runs")] = Path(
         "runs/reproduce"
     ),
     weights: Weights = None,

@@ -33,7 +33,7 @@ def command(
     layer: dict[str, Any],
     out: Annotated[Path | None, typer.Option(help="Run directory; default runs/METHOD-DATA-OPTIMIZER-seedN")] = None,
     resume: Annotated[Path | None, typer.Option(help="Resume the run in this directory")] = None,
-    track: Annotated[str | None, typer.Option(help="Also send numbers to tensorboard, wandb or mlflow")] = None,
+    track: Annotated[str | None, typer.Option(help="Also log metrics to tensorboard, wandb or mlflow")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the configuration and the plan, then exit")] = False,
     quiet: Quiet = False,
     json: Json = False,
@@ -44,7 +44,7 @@ def command(
     from cflat.runs.changes import change_config, changed_keys
     from cflat.runs.folder import RunFolder
     from cflat.runs.run import run
-    from cflat.runs.trackers import TrackerObserver, create_tracker, require_tracker
+    from cflat.runs.trackers import track_run
 
     if resume is not None:
         if out is not None:
@@ -60,8 +60,7 @@ def command(
         return
     observers: list[Observer] = [] if quiet or json else [make_progress(folder=folder)]
     if track is not None:
-        require_tracker(track)
-        observers.append(TrackerObserver(lambda: create_tracker(track, resolved, folder)))
+        observers.append(track_run(track, resolved, folder))
     how_to_go_on = shlex.join(["cflat", "run", "--resume", str(folder), *changes])
     try:
         with stoppable(f"Resume it: {how_to_go_on}") as stop:
@@ -114,7 +113,7 @@ def _show(summary: RunSummary, folder: Path) -> None:
 def _show_plan(config: RunConfig, folder: Path, as_json: bool) -> None:
     from cflat.config.commands import reproduce_command
     from cflat.data.outline import shortlist
-    from cflat.runs.plan import plan_run
+    from cflat.runs.estimate import plan_run
 
     plan = plan_run(config)
     if as_json:

@@ -34,14 +34,14 @@ BEST = "*"
 
 def command(
     file: Annotated[Path, typer.Argument(metavar="SWEEP.yaml", help="What to vary; see docs/sweeps.md")],
-    out: Annotated[Path | None, typer.Option(help="Folder of the runs; default runs/sweep-NAME")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the runs; default runs/sweep-NAME")] = None,
     executor: ExecutorName = "local",
     gpus: Gpus = 1.0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the planned runs, then exit")] = False,
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
-    """Run every combination of some settings with several seeds; rerun the command to continue where it stopped."""
+    """Run every combination of the listed settings with several seeds; rerun the command to continue."""
     from cflat.studies.space import read_sweep
     from cflat.studies.sweep import plan_sweep, run_sweep, write_sweep
 
@@ -81,18 +81,15 @@ def _show(result: SweepResult) -> None:
 
 
 def _show_plan(combinations: list[Combination], folder: Path, as_json: bool) -> None:
-    from cflat.runs.jobs import pending_jobs
-
-    jobs = [(combination.settings, job) for combination in combinations for job in combination.jobs]
-    pending = {job.out for job in pending_jobs([job for _, job in jobs])}
-    finished = len(jobs) - len(pending)
+    jobs = [(one.settings, job, job.is_finished) for one in combinations for job in one.jobs]
+    finished = sum(is_finished for *_, is_finished in jobs)
     if as_json:
         runs = [
-            {"run": str(job.out), "settings": settings, "seed": job.config.seed, "is_finished": job.out not in pending}
-            for settings, job in jobs
+            {"run": str(job.out), "settings": settings, "seed": job.config.seed, "is_finished": is_finished}
+            for settings, job, is_finished in jobs
         ]
         emit_json({"out": str(folder), "num_runs": len(jobs), "num_finished": finished, "runs": runs})
         return
-    for _, job in jobs:
-        print(f"{job.out}{'' if job.out in pending else '  finished'}")
+    for _, job, is_finished in jobs:
+        print(f"{job.out}{'  finished' * is_finished}")
     print(f"{len(jobs)} runs of {len(combinations)} combinations; {finished} finished")

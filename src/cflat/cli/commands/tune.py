@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cflat._errors import ConfigError
 from cflat.cli.jobs import ExecutorName, Gpus, job_executor
 from cflat.cli.options import Json, Quiet, comma_numbers, takes_settings, usual_folder
 from cflat.cli.output import console, emit_json, next_command, note, percent, table
@@ -32,7 +33,7 @@ def command(
     optimizers: Annotated[
         str,
         typer.Option(
-            "--optimizers", "-o", help="Comma-separated; c_flat_turbo:rules=steady carries settings of its own"
+            "--optimizers", "-o", help="Comma-separated; append settings with colons, as in c_flat_turbo:rules=steady"
         ),
     ] = "none,sam,c_flat,c_flat_turbo",
     trials: Annotated[int, typer.Option(help="Trials per optimizer")] = 8,
@@ -49,23 +50,25 @@ def command(
     metric: Annotated[str, typer.Option(help="Validation accuracy to maximise: avg or last")] = "avg",
     sampler: Annotated[str, typer.Option(help="tpe (guided by earlier trials) or random")] = "tpe",
     search_seed: Annotated[int, typer.Option(help="Random seed of the search")] = 0,
-    prune: Annotated[bool, typer.Option("--prune/--no-prune", help="Stop trials early that fall behind")] = True,
+    prune: Annotated[bool, typer.Option("--prune/--no-prune", help="Stop unpromising trials early")] = True,
     curve: Annotated[
-        bool, typer.Option("--curve", help="Instead of a search: accuracy over a grid of learning rates")
+        bool, typer.Option("--curve", help="Instead of searching, measure accuracy over a grid of learning rates")
     ] = False,
-    rates: Annotated[str | None, typer.Option(help="Rates of the curve, comma-separated")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the search; default runs/tune-METHOD-DATA")] = None,
+    rates: Annotated[str | None, typer.Option(help="Learning rates of the curve, comma-separated")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the search; default runs/tune-METHOD-DATA")] = None,
     executor: ExecutorName = "local",
     gpus: Gpus = 1.0,
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
-    """Tune every optimizer with the same number of trials on validation images; rerun the command to continue."""
+    """Tune every optimizer with the same number of trials on validation images; rerun to continue."""
     from cflat.config.variants import list_variants
     from cflat.studies.curve import rate_curves, write_curves
     from cflat.studies.tune import parse_range, tune, write_search
     from cflat.studies.tuned import read_tuning
 
+    if (range_ if curve else rates) is not None:
+        raise ConfigError("--range is for a search and --rates is for --curve; give the one that applies.")
     names, numbers = list_variants(optimizers), comma_numbers("--seeds", seeds)
     folder = out or usual_folder("tune", layer)
     shared: dict[str, Any] = {"protocol": protocol, "seeds": numbers, "metric": metric}
