@@ -85,12 +85,6 @@ class Batch:
             for index, (images, labels, rows) in enumerate(zip(*parts, strict=True))
         ]
 
-    def to(self, device: torch.device | str) -> Batch:
-        """Return the batch with every tensor on ``device``; copies from pinned memory do not block."""
-        images, labels, rows = (part.to(device, non_blocking=True) for part in (self.images, self.labels, self.rows))
-        extras = {name: value.to(device, non_blocking=True) for name, value in self.extras.items()}
-        return replace(self, images=images, labels=labels, rows=rows, extras=extras)
-
 
 @cache
 def _tell_of_joining() -> None:

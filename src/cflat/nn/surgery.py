@@ -6,7 +6,6 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-import torch
 from torch import Tensor, nn
 
 from cflat._lazy import LazyModule
@@ -106,22 +105,6 @@ class _TokenPool(nn.Module):
 def named_weights(module: nn.Module) -> dict[str, Tensor]:
     """Return copies of all parameters by name, without gradients."""
     return {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
-
-
-@torch.no_grad()
-def load_parameters_(module: nn.Module, weights: Weights) -> None:
-    """Copy ``weights`` into the parameters of the same names; buffers stay as they are."""
-    parameters = dict(module.named_parameters())
-    if parameters.keys() != weights.keys():
-        strangers = sorted(parameters.keys() ^ weights.keys())
-        raise ValueError(f"The weights belong to another module: {', '.join(strangers[:3])} are not in both.")
-    for name, parameter in parameters.items():
-        parameter.copy_(weights[name])
-
-
-def weight_delta(after: Weights, before: Weights) -> dict[str, Tensor]:
-    """Return what training changed: ``after - before``, by name."""
-    return {name: after[name] - before[name] for name in before}
 
 
 def merge_weights(
