@@ -25,7 +25,7 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from cflat._errors import DataError
-from cflat._ranges import check
+from cflat._ranges import Count, CountOrZero, check, checked
 
 Indices: TypeAlias = npt.NDArray[np.int64]
 Pixels: TypeAlias = Tensor | list[Tensor]
@@ -148,6 +148,7 @@ class DecodedCache:
         return path in self._images
 
 
+@checked
 @dataclass(eq=False, repr=False)
 class FilePixels:
     """Decode image files on request and keep them in memory while the budget lasts."""
@@ -156,17 +157,14 @@ class FilePixels:
     paths: Sequence[str]
     """One for each row, relative to the root."""
     _: KW_ONLY
-    short_side: int | None = None
+    short_side: Count | None = None
     """Shrink images whose shorter side is longer than this; ``None`` keeps the file's resolution."""
     cache: DecodedCache = field(default_factory=DecodedCache)
     """Where decoded images are kept; the splits of a dataset share one."""
-    num_workers: int = 0
+    num_workers: CountOrZero = 0
     """Processes in which a `BatchLoader` has images decoded ahead; 0 decodes when they are read."""
 
     def __post_init__(self) -> None:
-        if self.short_side is not None:
-            check("short_side", self.short_side, above=0, integer=True)
-        check("num_workers", self.num_workers, at_least=0, integer=True)
         self.paths = tuple(self.paths)
 
     def __len__(self) -> int:

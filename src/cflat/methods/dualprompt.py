@@ -47,7 +47,16 @@ class DualPrompt(PromptMethod):
     network: DualPromptNetwork
 
     def __init__(self, config: DualPromptConfig, backbone: Backbone, info: StreamInfo) -> None:
-        super().__init__(DualPromptNetwork(config, backbone), config, info)
+        prefixes = PrefixPrompts(
+            backbone,
+            pool_size=config.pool_size,
+            length=config.length,
+            general_layers=config.general_layers,
+            expert_layers=config.expert_layers,
+            legacy_layout=config.legacy_layout,
+        )
+        first_block = min(config.general_layers + config.expert_layers, default=0)
+        super().__init__(DualPromptNetwork(backbone, prefixes, first_block), config, info)
         self.config = config
         self.task_index = 0
 
@@ -77,17 +86,6 @@ class DualPromptNetwork(PromptedViT):
     """A frozen ViT with key and value prefixes, classified by its class token."""
 
     prompts: PrefixPrompts
-
-    def __init__(self, config: DualPromptConfig, backbone: Backbone) -> None:
-        prefixes = PrefixPrompts(
-            backbone,
-            pool_size=config.pool_size,
-            length=config.length,
-            general_layers=config.general_layers,
-            expert_layers=config.expert_layers,
-            legacy_layout=config.legacy_layout,
-        )
-        super().__init__(backbone, prefixes, min(config.general_layers + config.expert_layers, default=0))
 
     def features(self, tokens: Tensor, ids: Tensor) -> Tensor:
         """Return the class token's output."""

@@ -43,7 +43,8 @@ class L2P(PromptMethod):
     network: L2PNetwork
 
     def __init__(self, config: L2PConfig, backbone: Backbone, info: StreamInfo) -> None:
-        super().__init__(L2PNetwork(config, backbone), config, info)
+        pool = PromptPool(backbone.feature_dim, pool_size=config.pool_size, length=config.length, top_k=config.top_k)
+        super().__init__(L2PNetwork(backbone, pool), config, info)
         self.config = config
 
     def training_ids(self, query: Tensor) -> Tensor:
@@ -59,10 +60,6 @@ class L2PNetwork(PromptedViT):
     """A frozen ViT with prompt tokens, classified by their mean output."""
 
     prompts: PromptPool
-
-    def __init__(self, config: L2PConfig, backbone: Backbone) -> None:
-        pool = PromptPool(backbone.feature_dim, pool_size=config.pool_size, length=config.length, top_k=config.top_k)
-        super().__init__(backbone, pool)
 
     def features(self, tokens: Tensor, ids: Tensor) -> Tensor:
         """Return the mean output of the prompt tokens."""
