@@ -7,7 +7,6 @@ together with the prompt ids; at test time once per run.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -72,7 +71,7 @@ class PromptMethod(Method):
         self.network = network
         self.pull = config.pull
         self.classes = range(0)
-        self.queries = QueryCache()
+        self.queries: dict[tuple[int, float], Tensor] = {}
 
     @abstractmethod
     def training_ids(self, query: Tensor) -> Tensor:
@@ -103,7 +102,7 @@ class PromptMethod(Method):
     def predict(self, batch: Batch) -> dict[str, Tensor]:
         """Return logits with prompts that each image chose for itself, and with those that the batch voted for."""
         tokens = self.network.tokens(batch.images)
-        query = self.queries.get(batch, lambda: self.network.query(tokens))
+        query = self._query_once(batch, tokens)
         own, voted = (self.test_ids(query, batchwise=batchwise) for batchwise in (False, True))
         batchwise = self.network(tokens, query, voted)[0]
         instancewise = batchwise.clone()
@@ -112,24 +111,16 @@ class PromptMethod(Method):
             instancewise[is_outvoted] = self.network(tokens[is_outvoted], query[is_outvoted], own[is_outvoted])[0]
         return {"instancewise": instancewise, "batchwise": batchwise}
 
+    def _query_once(self, batch: Batch, tokens: Tensor) -> Tensor:
+        """Return the queries of test images, kept over the run; no part of checkpoints, they can be computed again.
 
-class QueryCache:
-    """Queries of test images, kept over the run; no part of checkpoints, since they can be computed again.
-
-    An image is known by its row and the sum of its pixels, so that equal rows of two splits, or other transforms,
-    never get each other's queries.
-    """
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[int, float], Tensor] = {}
-
-    def __len__(self) -> int:
-        return len(self._known)
-
-    def get(self, batch: Batch, compute: Callable[[], Tensor]) -> Tensor:
-        """Return the queries (B, D) of a batch, calling ``compute`` for the whole of it if any is unknown."""
-        sums = batch.images.sum(dim=(1, 2, 3), dtype=torch.float64)
+        An image is known by its row and a sum of its pixels, so that equal rows of two splits, or other transforms,
+        never get each other's queries; by their places the sum tells an image from its mirror image.
+        """
+        pixels = batch.images.flatten(1)
+        places = torch.linspace(1, 2, pixels.shape[1], device=pixels.device)
+        sums = (pixels * places).sum(dim=1, dtype=torch.float64)
         keys = list(zip(batch.rows.tolist(), sums.tolist(), strict=True))
-        if not all(key in self._known for key in keys):
-            self._known.update(zip(keys, compute(), strict=True))
-        return torch.stack([self._known[key] for key in keys])
+        if not all(key in self.queries for key in keys):
+            self.queries.update(zip(keys, self.network.query(tokens), strict=True))
+        return torch.stack([self.queries[key] for key in keys])
