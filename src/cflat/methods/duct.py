@@ -214,10 +214,8 @@ class DUCTNetwork(nn.Module):
 
     def forward(self, images: Tensor, features: Tensor | None = None) -> Tensor:
         """Return scores among the newest classes; ``features`` may be given if they are known already."""
-        logits: Tensor = self.head(self.backbone(images) if features is None else features)
-        return logits
+        return self.head(self.backbone(images) if features is None else features)
 
     def scores(self, images: Tensor) -> Tensor:
         """Return scores among all rows, old blocks first."""
-        scores: Tensor = functional_call(self.head, {"weight": self.rows}, (self.backbone(images),))
-        return scores
+        return functional_call(self.head, {"weight": self.rows}, (self.backbone(images),))

@@ -68,5 +68,4 @@ class L2PNetwork(PromptedViT):
         first = model.num_prefix_tokens
         # Patches come last and are not read.
         outputs = vit.run_blocks(self.backbone, prompted, num_outputs=first + self.prompts.num_tokens)
-        features: Tensor = model.norm(outputs[:, first:]).mean(1)
-        return features
+        return model.norm(outputs[:, first:]).mean(1)

@@ -210,10 +210,8 @@ class Classifier(nn.Module):
 
     def features(self, images: Tensor) -> Tensor:
         """Return features of shape (B, feature_dim)."""
-        features: Tensor = self.backbone(images)
-        return features
+        return self.backbone(images)
 
     def forward(self, images: Tensor) -> Tensor:
         """Return logits of shape (B, num_classes)."""
-        logits: Tensor = self.head(self.features(images))
-        return logits
+        return self.head(self.features(images))

@@ -85,8 +85,7 @@ class _Trunk(nn.Module):
         self.model = model
 
     def forward(self, images: Tensor) -> Tensor:
-        hidden: Tensor = self.model.forward_features(images)  # type: ignore[operator]
-        return hidden
+        return self.model.forward_features(images)  # type: ignore[operator]
 
 
 class _TokenPool(nn.Module):
@@ -96,10 +95,9 @@ class _TokenPool(nn.Module):
         self.num_prefix_tokens = num_prefix_tokens
 
     def forward(self, tokens: Tensor) -> Tensor:
-        pooled: Tensor = models.vision_transformer.global_pool_nlc(
+        return models.vision_transformer.global_pool_nlc(
             tokens, pool_type=self.pool_type, num_prefix_tokens=self.num_prefix_tokens
         )
-        return pooled
 
 
 def named_weights(module: nn.Module) -> dict[str, Tensor]:
