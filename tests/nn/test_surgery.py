@@ -175,3 +175,6 @@ def test_a_plan_that_is_far_from_its_marginals_is_told(caplog: pytest.LogCapture
     with caplog.at_level(logging.WARNING):
         transport_plan(torch.randn(6, 8), torch.randn(6, 8), regularization=0.5)
     assert not caplog.text
+    with caplog.at_level(logging.WARNING):
+        transport_plan(torch.full((6, 8), torch.nan), torch.randn(6, 8), regularization=0.5)
+    assert "misses its marginals by nan" in caplog.text

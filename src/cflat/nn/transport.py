@@ -49,7 +49,7 @@ def transport_plan(
         missing = sum(float(np.abs(plan.sum(1 - axis) - wanted).sum()) for axis, wanted in enumerate(marginals))
         if missing <= CLOSE or sinkhorn == "plain":
             break
-    if missing > CLOSE:
+    if not missing <= CLOSE:  # nor if it is NaN
         text = "Sinkhorn (%s) at regularization %g misses its marginals by %.2g in sum after %d iterations."
         logger.warning(text, sinkhorn, regularization, missing, iterations)
     return torch.from_numpy(plan).to(new_means)
