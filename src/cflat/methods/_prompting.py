@@ -7,6 +7,7 @@ together with the prompt ids; at test time once per run.
 from __future__ import annotations
 
 from abc import abstractmethod
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,8 @@ from cflat._settings import Count, NotNegative, settings_class
 from cflat.data import Batch, Task
 from cflat.methods import Loss, Method, StreamInfo
 from cflat.nn import Backbone, LinearHead, PrefixPrompts, PromptPool, freeze, vit
+
+Prompts = TypeVar("Prompts", bound=PromptPool | PrefixPrompts)
 
 
 @settings_class
@@ -30,30 +33,29 @@ class PromptConfig:
     """Weight of the term that pulls the chosen keys to the queries; at least 0."""
 
 
-class PromptedViT(nn.Module):
-    """A frozen ViT with prompts and a linear head; subclasses say how the prompts enter.
+class PromptedViT(nn.Module, Generic[Prompts]):
+    """A frozen ViT with prompts and a linear head.
 
-    Blocks before ``first_block``, on which no prompt acts, give the same tokens in every evaluation.
+    Blocks before the prompts' ``first_block``, on which none acts, give the same tokens in every evaluation.
     """
 
-    def __init__(self, backbone: Backbone, prompts: PromptPool | PrefixPrompts, first_block: int = 0) -> None:
+    def __init__(self, backbone: Backbone, prompts: Prompts) -> None:
         super().__init__()
         self.backbone = freeze(backbone)
-        self.prompts = prompts
-        self.first_block = first_block
+        self.prompts: Prompts = prompts
         self.head = LinearHead(backbone.feature_dim, init="truncated_normal")
 
     def tokens(self, images: Tensor) -> Tensor:
         """Return what enters the first prompted block, (B, N, D)."""
-        return vit.run_blocks(self.backbone, vit.embed(self.backbone, images), stop=self.first_block)
+        return vit.run_blocks(self.backbone, vit.embed(self.backbone, images), stop=self.prompts.first_block)
 
     def query(self, tokens: Tensor) -> Tensor:
         """Return the plain features (B, D) of images, given their tokens."""
-        return vit.pool(self.backbone, vit.run_blocks(self.backbone, tokens, self.first_block))
+        return vit.pool(self.backbone, vit.run_blocks(self.backbone, tokens, self.prompts.first_block))
 
-    @abstractmethod
     def features(self, tokens: Tensor, ids: Tensor) -> Tensor:
         """Return prompted features (B, D) of images, given their tokens and prompt ids."""
+        return self.prompts.features(self.backbone, tokens, ids)
 
     def forward(self, tokens: Tensor, query: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Return logits (B, classes) and how well the chosen keys agree with the queries."""
@@ -64,9 +66,9 @@ class PromptMethod(Method):
     """Train prompts, keys and head among the classes of the present task; subclasses choose the prompts."""
 
     scores = ("instancewise", "batchwise")
-    network: PromptedViT
+    network: PromptedViT[Any]
 
-    def __init__(self, network: PromptedViT, config: PromptConfig, info: StreamInfo) -> None:
+    def __init__(self, network: PromptedViT[Any], config: PromptConfig, info: StreamInfo) -> None:
         super().__init__(info)
         self.network = network
         self.pull = config.pull
