@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -215,7 +215,7 @@ class Calibration(_Run):
         flops = (steps.flops_per_step, steps.flops_per_evaluation)
         return PhaseRates(np.maximum(step, 0), evaluation, decoding / batch, *flops), np.maximum(outside, 0)
 
-    def _inspect_first_batch(self, objective: Objective, batch: Any) -> tuple[float, float]:
+    def _inspect_first_batch(self, objective: Objective, batch: Batch) -> tuple[float, float]:
         flops = super()._inspect_first_batch(objective, batch)
         self.recorded.flops_per_step, self.recorded.flops_per_evaluation = flops
         return flops
