@@ -78,14 +78,15 @@ def test_a_fixed_total_is_never_exceeded(total, selection, sizes):
         memory.update(task, features_of(task))
         assert len(memory) <= total
         quota = total // (label + 1)
-        assert [len(memory.of_class(c)) for c in range(label + 1)] == [min(quota, n) for n in sizes[: label + 1]]
+        kept = [len(memory.images().of_classes([c])) for c in range(label + 1)]
+        assert kept == [min(quota, n) for n in sizes[: label + 1]]
 
 
 def test_a_fixed_number_per_class_keeps_small_classes_whole():
     images = image_set([0] * 7 + [1] * 2 + [2] * 5)
     memory = ExemplarMemory(per_class=4)
     memory.update(images, features_of(images))
-    assert [len(memory.of_class(c)) for c in memory.classes] == [4, 2, 4]
+    assert [len(memory.images().of_classes([c])) for c in range(3)] == [4, 2, 4]
 
 
 @pytest.mark.parametrize("selection", ["herding", "random"])
@@ -93,11 +94,11 @@ def test_shrinking_keeps_the_first_of_the_stored_order(selection):
     stream = build_stream(dataset(6, train_per_class=8), initial=2, increment=2)
     memory = ExemplarMemory(total=16, selection=selection)
     memory.update(stream.tasks[0].train, features_of(stream.tasks[0].train))
-    before = {label: memory.of_class(label).rows.tolist() for label in (0, 1)}
+    before = {label: memory.images().of_classes([label]).rows.tolist() for label in (0, 1)}
     memory.update(stream.tasks[1].train, features_of(stream.tasks[1].train))
     for label in (0, 1):
         assert len(before[label]) == 8
-        assert memory.of_class(label).rows.tolist() == before[label][:4]
+        assert memory.images().of_classes([label]).rows.tolist() == before[label][:4]
 
 
 def test_exemplars_are_herded_per_class_in_order():
@@ -108,7 +109,7 @@ def test_exemplars_are_herded_per_class_in_order():
     for label in (0, 1):
         where = np.flatnonzero(images.labels == label)
         expected = where[naive_herding(features[where], 3)]
-        assert memory.of_class(label).rows.tolist() == expected.tolist()
+        assert memory.images().of_classes([label]).rows.tolist() == expected.tolist()
 
 
 def test_random_selection_depends_on_the_seed_alone():
@@ -127,7 +128,7 @@ def test_a_class_that_returns_in_a_new_domain_shares_its_budget():
     memory = fill(ExemplarMemory(total=18), stream)
     assert len(memory) == 18
     for label in range(3):
-        assert sorted(memory.of_class(label).domains.tolist()) == [0, 0, 1, 1, 2, 2]
+        assert sorted(memory.images().of_classes([label]).domains.tolist()) == [0, 0, 1, 1, 2, 2]
     with pytest.raises(ValueError, match="cannot cover the 3 tasks"):
         fill(ExemplarMemory(per_class=2), stream)
 

@@ -115,11 +115,11 @@ def test_shuffled_task_order_moves_whole_tasks():
     assert [task.index for task in moved.tasks] == [0, 1, 2]
 
 
-def test_seen_test_pools_all_tasks_so_far():
+def test_every_task_is_tested_on_its_own_classes():
     stream = build_stream(dataset(10), initial=4, increment=3)
-    assert [len(stream.seen_test(i)) for i in range(3)] == [8, 14, 20]
-    assert set(stream.seen_test(1).labels) == set(range(7))
-    assert [stream.num_seen(i) for i in range(3)] == [4, 7, 10]
+    assert [len(task.test) for task in stream.tasks] == [8, 6, 6]
+    assert [set(task.test.labels) for task in stream.tasks] == [set(range(4)), set(range(4, 7)), set(range(7, 10))]
+    assert [task.classes.stop for task in stream.tasks] == [4, 7, 10]
     assert len(stream.all_train) == 30
 
 

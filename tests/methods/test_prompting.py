@@ -1,12 +1,13 @@
 """What L2P and DualPrompt have in common: constants once per step, queries once per run, two honest names."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.nn import functional
 
-from cflat.data import Batch, BatchLoader, build_stream
+from cflat.data import BatchLoader, build_stream
 from cflat.methods import create_method, get_method_spec
-from cflat.methods._prompting import QueryCache
 from cflat.methods.dualprompt import DualPromptConfig
 from cflat.methods.l2p import L2PConfig
 from cflat.nn import vit
@@ -142,13 +143,19 @@ def test_queries_of_test_images_are_computed_once_per_run(name):
     assert len(method.queries) == len(batch)
 
 
-def test_equal_rows_of_different_images_do_not_share_queries():
-    cache, rows = QueryCache(), torch.arange(2)
-    test = Batch(torch.zeros(2, 3, 2, 2), rows, rows)
-    train = Batch(torch.ones(2, 3, 2, 2), rows, rows)
-    assert torch.equal(cache.get(test, lambda: torch.zeros(2, 4)), torch.zeros(2, 4))
-    assert torch.equal(cache.get(train, lambda: torch.ones(2, 4)), torch.ones(2, 4))
-    assert torch.equal(cache.get(test, lambda: pytest.fail("known already")), torch.zeros(2, 4))
+@pytest.mark.parametrize("change", [lambda images: images.flip(-1), lambda images: images.flip(-2), torch.zeros_like])
+def test_equal_rows_of_different_images_do_not_share_queries(change):
+    """Also where the same pixels stand in other places: somebody asks about an image, then about its mirror image."""
+    method, stream = begun("l2p")
+    method.eval()
+    batch = batch_of(stream.tasks[0].test)
+    other = replace(batch, images=change(batch.images))
+    with torch.no_grad():
+        method.predict(batch)
+        answers = method.predict(other)
+        assert len(method.queries) == 2 * len(batch)
+        method.queries.clear()
+        assert torch.equal(answers["instancewise"], method.predict(other)["instancewise"])
 
 
 @pytest.mark.parametrize("config", [L2PConfig(pool_size=2, top_k=1), DualPromptConfig(pool_size=2)], ids=METHODS)

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from cflat.data import Batch, build_stream, eval_transform, load_dataset
+from cflat.data import Batch, ImageSet, build_stream, eval_transform, load_dataset
 from cflat.methods import Loss, Method, StreamInfo
 from cflat.train.evaluate import Extractor
 from runs import IMAGE_SIZE, cpu
@@ -40,7 +40,7 @@ def test_test_images_come_class_by_class_as_in_pilot() -> None:
     assert not np.array_equal(
         stream.tasks[0].test.labels, np.sort(stream.tasks[0].test.labels)
     )  # else nothing is shown
-    images = stream.seen_test(1)
+    images = ImageSet.concat([task.test for task in stream.tasks])
     method = Listener(dict(zip(images.rows.tolist(), images.labels.tolist(), strict=True)))
     counts = Extractor(method, eval_transform("none", IMAGE_SIZE), 4, cpu()).count_correct(stream, 1)
     assert counts == {"logits": [30, 30]}

@@ -172,9 +172,9 @@ def read_dataset(name: str, root: str | Path | None, *, report: Report = refuse,
 
     ``how`` are further fields of `Source`.
     """
-    spec, loader, path = _resolve(name)
+    spec, loader = _resolve(name)
     loaded = loader(_source(name, root, report=report, **how))
-    dataset = replace(loaded, name=name if path else spec.name, split=spec.split or loaded.split)
+    dataset = replace(loaded, name=name if spec.takes_path else spec.name, split=spec.split or loaded.split)
     # A class too few or too many would shift the labels of all that follow, and with them the class order.
     if spec.num_classes not in (None, dataset.num_classes):
         report(f"{spec.title} must have {spec.num_classes} classes, found {dataset.num_classes}: {spec.layout}.")
@@ -183,9 +183,11 @@ def read_dataset(name: str, root: str | Path | None, *, report: Report = refuse,
 
 
 def _source(name: str, root: str | Path | None, **how: Any) -> Source:
-    spec, _, path = _resolve(name)
+    spec, _ = _resolve(name)
+    if spec.takes_path:
+        return Source(spec, path=_user_path(name.partition(":")[2]), **how)
     given = os.environ.get(ROOT_VARIABLE) if root is None else root
-    return Source(spec, _user_path(given) if given else None, None if path is None else _user_path(path), **how)
+    return Source(spec, root=_user_path(given) if given else None, **how)
 
 
 def _user_path(text: str | Path) -> Path:
@@ -196,11 +198,11 @@ def _user_path(text: str | Path) -> Path:
         raise ConfigError(f"The path {str(text)!r} refers to the home directory of an unknown user.") from None
 
 
-def _resolve(name: str) -> tuple[DatasetSpec, Loader, str | None]:
+def _resolve(name: str) -> tuple[DatasetSpec, Loader]:
     kind, colon, path = name.partition(":")
     spec, loader = DATASETS[kind]
     if spec.takes_path and not path:
         raise ConfigError(f"Dataset {name!r} needs a path: write {spec.name}:PATH.")
     if colon and not spec.takes_path:
         raise ConfigError(f"Dataset {spec.name!r} takes no path, got {name!r}; give the data root instead.")
-    return spec, loader, path if spec.takes_path else None
+    return spec, loader

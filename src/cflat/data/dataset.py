@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from cflat._errors import DataError
-from cflat._ranges import Fraction, check, checked
+from cflat._ranges import Count, Fraction, checked
 from cflat.data.images import ImageSet
 from cflat.data.pixels import Indices
 
@@ -46,24 +47,26 @@ class Dataset:
         """Number of classes, over all domains."""
         return len(self.class_names)
 
+    @checked
     def subsample(
         self,
-        train_per_class: int | None,
-        test_per_class: int | None,
+        train_per_class: Count | None,
+        test_per_class: Count | None,
         seed: int = 0,
         *,
-        validation_per_class: int | None = None,
+        validation_per_class: Count | None = None,
     ) -> Dataset:
-        """Keep at most so many images of each class (and domain) in each split."""
-        validation = self.validation
-        if validation is not None:
-            validation = subsample(validation, validation_per_class, (seed, 2), "validation_per_class")
-        return replace(
-            self,
-            train=subsample(self.train, train_per_class, (seed, 0), "train_per_class"),
-            test=subsample(self.test, test_per_class, (seed, 1), "test_per_class"),
-            validation=validation,
-        )
+        """Keep at most so many images of each class (and domain) in each split, chosen at random.
+
+        A smaller choice under the same seed is a part of a larger one. Row order is kept.
+        """
+        wanted = {"train": train_per_class, "test": test_per_class, "validation": validation_per_class}
+        kept: dict[str, ImageSet] = {}
+        for key, (split, per_class) in enumerate(wanted.items()):
+            images = getattr(self, split)
+            if images is not None and per_class is not None:
+                kept[split] = images.select(_chosen(images, (seed, key), partial(min, per_class)))
+        return replace(self, **kept)  # type: ignore[arg-type]
 
     @checked
     def hold_out(self, validation: Fraction, seed: int = 0) -> Dataset:
@@ -99,17 +102,6 @@ def image_groups(images: ImageSet) -> dict[tuple[int, int], Indices]:
         for start, stop in zip([0, *starts], [*starts, len(order)], strict=True)
         if stop > start
     }
-
-
-def subsample(images: ImageSet, per_class: int | None, key: Sequence[int], name: str = "per_class") -> ImageSet:
-    """Choose ``per_class`` images of each (label, domain) at random, as a pure function of ``key``.
-
-    A smaller choice under the same key is a part of a larger one. Row order is kept.
-    """
-    if per_class is None:
-        return images
-    check(name, per_class, above=0, integer=True)
-    return images.select(_chosen(images, key, lambda count: per_class))
 
 
 def _chosen(images: ImageSet, key: Sequence[int], how_many: Callable[[int], int]) -> Indices:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cflat._ranges import check
+from cflat._ranges import Count, CountOrZero, check, checked
 from cflat.data.images import ImageSet
 from cflat.data.pixels import FilePixels, Indices
 from cflat.data.transforms import Transform
@@ -85,12 +85,6 @@ class Batch:
             for index, (images, labels, rows) in enumerate(zip(*parts, strict=True))
         ]
 
-    def to(self, device: torch.device | str) -> Batch:
-        """Return the batch with every tensor on ``device``; copies from pinned memory do not block."""
-        images, labels, rows = (part.to(device, non_blocking=True) for part in (self.images, self.labels, self.rows))
-        extras = {name: value.to(device, non_blocking=True) for name, value in self.extras.items()}
-        return replace(self, images=images, labels=labels, rows=rows, extras=extras)
-
 
 @cache
 def _tell_of_joining() -> None:
@@ -100,6 +94,7 @@ def _tell_of_joining() -> None:
     )
 
 
+@checked
 @dataclass(eq=False, repr=False)
 class BatchLoader:
     """Yield transformed batches of an image set.
@@ -125,24 +120,20 @@ class BatchLoader:
 
     images: ImageSet
     transform: Transform
-    batch_size: int
+    batch_size: Count
     _: KW_ONLY
     shuffle: bool
-    seed: int = 0
-    task: int = 0
+    seed: CountOrZero = 0
+    task: CountOrZero = 0
     drop_last: bool = False
-    least_last: int = 1
-    rank: int = 0
-    world_size: int = 1
+    least_last: Count = 1
+    rank: CountOrZero = 0
+    world_size: Count = 1
     device: torch.device | str = "cpu"
-    prefetch: int = 0
+    prefetch: CountOrZero = 0
 
     def __post_init__(self) -> None:
-        check("batch_size", self.batch_size, above=0, integer=True)
-        check("world_size", self.world_size, above=0, integer=True)
-        check("rank", self.rank, at_least=0, below=self.world_size, integer=True)
-        for name in ("seed", "task", "prefetch"):
-            check(name, getattr(self, name), at_least=0, integer=True)
+        check("rank", self.rank, below=self.world_size)
         if len(self.images) == 0:
             raise ValueError("BatchLoader needs at least one image, got an empty set.")
         self.device = torch.device(self.device)
@@ -163,10 +154,10 @@ class BatchLoader:
     def __iter__(self) -> Iterator[Batch]:
         return self.epoch(0)
 
-    def epoch(self, index: int, start_step: int = 0, every: int = 1) -> Iterator[Batch]:
+    @checked
+    def epoch(self, index: CountOrZero, start_step: CountOrZero = 0, every: Count = 1) -> Iterator[Batch]:
         """Yield the batches of epoch ``index`` from ``start_step`` on, or only each ``every``-th of them."""
-        check("epoch", index, at_least=0, integer=True)
-        check("start_step", start_step, at_least=0, at_most=len(self), integer=True)
+        check("start_step", start_step, at_most=len(self))
         order = np.arange(len(self.images))
         if self.shuffle:
             order = np.random.default_rng((_ORDER, self.seed, self.task, index)).permutation(order)

@@ -84,11 +84,6 @@ class ExemplarMemory:
     def __len__(self) -> int:
         return sum(len(images) for images in self._exemplars.values())
 
-    @property
-    def classes(self) -> list[int]:
-        """Stream labels that have exemplars, in ascending order."""
-        return sorted({label for label, _ in self._exemplars})
-
     def quota(self, num_classes: int) -> int:
         """Return the images per class when ``num_classes`` are stored.
 
@@ -106,10 +101,6 @@ class ExemplarMemory:
         if not self._exemplars:
             raise ValueError("The exemplar memory is empty; call update() after the first task.")
         return ImageSet.concat(list(self._exemplars.values()))
-
-    def of_class(self, label: int) -> ImageSet:
-        """Return the exemplars of one class."""
-        return ImageSet.concat([images for (key, _), images in self._exemplars.items() if key == label])
 
     def rehearse(self, train: ImageSet) -> ImageSet:
         """Return the training images of a task together with all exemplars."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import stat
 import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from typing import TypeAlias
+from typing import BinaryIO, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +24,8 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from cflat._errors import DataError
-from cflat._ranges import check
+from cflat._files import open_regular
+from cflat._ranges import Count, CountOrZero, check, checked
 
 Indices: TypeAlias = npt.NDArray[np.int64]
 Pixels: TypeAlias = Tensor | list[Tensor]
@@ -148,6 +148,7 @@ class DecodedCache:
         return path in self._images
 
 
+@checked
 @dataclass(eq=False, repr=False)
 class FilePixels:
     """Decode image files on request and keep them in memory while the budget lasts."""
@@ -156,17 +157,14 @@ class FilePixels:
     paths: Sequence[str]
     """One for each row, relative to the root."""
     _: KW_ONLY
-    short_side: int | None = None
+    short_side: Count | None = None
     """Shrink images whose shorter side is longer than this; ``None`` keeps the file's resolution."""
     cache: DecodedCache = field(default_factory=DecodedCache)
     """Where decoded images are kept; the splits of a dataset share one."""
-    num_workers: int = 0
+    num_workers: CountOrZero = 0
     """Processes in which a `BatchLoader` has images decoded ahead; 0 decodes when they are read."""
 
     def __post_init__(self) -> None:
-        if self.short_side is not None:
-            check("short_side", self.short_side, above=0, integer=True)
-        check("num_workers", self.num_workers, at_least=0, integer=True)
         self.paths = tuple(self.paths)
 
     def __len__(self) -> int:
@@ -196,13 +194,13 @@ class FilePixels:
 
     def content(self, row: int) -> bytes:
         """Return the encoded file as it lies on disk."""
-        with _reading(self.path(row)) as path:
-            return path.read_bytes()
+        with _reading(self.path(row)) as file:
+            return file.read()
 
     def header_problem(self, row: int) -> str | None:
         """Return what is wrong with an image as far as its first bytes tell; None if nothing is."""
         try:
-            with _reading(self.path(row)) as path, Image.open(path, formats=FORMATS) as image:
+            with _reading(self.path(row)) as file, Image.open(file, formats=FORMATS) as image:
                 _require_modest(*image.size)
             return None
         except DataError as error:
@@ -237,10 +235,10 @@ PixelStore: TypeAlias = ArrayStore | FilePixels
 
 def decode_image(path: Path, short_side: int | None = None) -> Tensor:
     """Decode one file as a uint8 RGB tensor (3, H, W), shrunk to ``short_side`` if that is given."""
-    with _reading(path):
+    with _reading(path) as file:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our own limit is lower than its error
-            opened = Image.open(path, formats=FORMATS)
+            opened = Image.open(file, formats=FORMATS)
         with opened as image:
             _require_modest(*image.size)
             # A palette with alpha per entry makes PIL warn unless it goes through RGBA.
@@ -253,7 +251,7 @@ def decode_image(path: Path, short_side: int | None = None) -> Tensor:
 
 
 def _hash_content(path: Path) -> bytes:
-    with _reading(path), path.open("rb", buffering=0) as file:
+    with _reading(path) as file:
         size = os.fstat(file.fileno()).st_size
         digest = hashlib.blake2b(str(size).encode() + b"\n", digest_size=16)
         if size <= WHOLE_BYTES:
@@ -276,12 +274,11 @@ def _require_modest(width: int, height: int) -> None:
 
 
 @contextmanager
-def _reading(path: Path) -> Iterator[Path]:
-    """Let ``path`` be read if it is a regular file, and turn whatever goes wrong into a `DataError` that names it."""
+def _reading(path: Path) -> Iterator[BinaryIO]:
+    """Open a regular file for reading, and turn whatever goes wrong with it into a `DataError` that names it."""
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe or a device could block for ever
-            raise OSError("it is not a regular file")
-        yield path
+        with open_regular(path) as file:
+            yield file
     except Exception as error:  # decoders fail in more ways than can be listed
         raise DataError(f"Cannot read image {str(path)!r}: {_reason(error)}.") from error
 

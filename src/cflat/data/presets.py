@@ -36,6 +36,15 @@ class Preset:
     normalization: Normalize | Literal["none", "backbone"] = "none"
     """Fixed statistics, inputs left in [0, 1], or the statistics of the backbone's weights."""
 
+    def finish(self, stages: tuple[Stage, ...], mean: Sequence[float] | None, std: Sequence[float] | None) -> Transform:
+        """Return the transform of these stages, with the normalisation behind them."""
+        last = self.normalization
+        if last == "backbone":
+            if mean is None or std is None:
+                raise ValueError(f"Preset {self.name!r} needs the mean and std of the backbone's data config.")
+            last = Normalize(tuple(mean), tuple(std))
+        return Transform(stages if last == "none" else (*stages, last))
+
 
 def _pilot_train(size: int) -> tuple[Stage, ...]:
     return RandomResizedCrop(size, scale=(0.05, 1.0)), Flip()
@@ -89,7 +98,7 @@ def train_transform(
     >>> train_transform("cifar", 32).num_draws
     4
     """
-    return _finish(PRESETS[preset], PRESETS[preset].train(image_size), mean, std)
+    return PRESETS[preset].finish(PRESETS[preset].train(image_size), mean, std)
 
 
 @checked
@@ -97,16 +106,4 @@ def eval_transform(
     preset: str, image_size: Count, mean: Sequence[float] | None = None, std: Sequence[float] | None = None
 ) -> Transform:
     """Return the test transform of a preset; the arguments are those of `train_transform`."""
-    return _finish(PRESETS[preset], PRESETS[preset].evaluate(image_size), mean, std)
-
-
-def _finish(
-    preset: Preset, stages: tuple[Stage, ...], mean: Sequence[float] | None, std: Sequence[float] | None
-) -> Transform:
-    if preset.normalization == "none":
-        return Transform(stages)
-    if preset.normalization != "backbone":
-        return Transform((*stages, preset.normalization))
-    if mean is None or std is None:
-        raise ValueError(f"Preset {preset.name!r} needs the mean and std of the backbone's data config.")
-    return Transform((*stages, Normalize(tuple(mean), tuple(std))))
+    return PRESETS[preset].finish(PRESETS[preset].evaluate(image_size), mean, std)

@@ -45,7 +45,7 @@ class Task:
     """Stream labels that this task brings; with shared domain labels, every task has the whole range."""
     train: ImageSet
     test: ImageSet
-    """Test images of this task alone; `Stream.seen_test` pools them."""
+    """Test images of this task alone."""
     validation: ImageSet | None = None
     """Images to choose settings by, cut from the training images; None if none were kept aside."""
 
@@ -83,14 +83,6 @@ class Stream:
     def num_tasks(self) -> int:
         """Number of tasks."""
         return len(self.tasks)
-
-    def num_seen(self, task_index: int) -> int:
-        """Return the number of stream labels seen up to and including a task."""
-        return self.tasks[task_index].classes.stop
-
-    def seen_test(self, task_index: int) -> ImageSet:
-        """Return the test images of all tasks up to and including a task."""
-        return ImageSet.concat([task.test for task in self.tasks[: task_index + 1]])
 
     @checked
     def first(self, num_tasks: Count) -> Stream:

@@ -58,8 +58,7 @@ class AdaptedClassifier(nn.Module):
 
     def forward(self, images: Tensor, attended: Tensor | None = None, mixed: Tensor | None = None) -> Tensor:
         """Return logits (B, num_classes)."""
-        logits: Tensor = self.head(self.features(images, attended, mixed))
-        return logits
+        return self.head(self.features(images, attended, mixed))
 
 
 class AdaptedMethod(Method):

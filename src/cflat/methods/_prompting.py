@@ -7,7 +7,7 @@ together with the prompt ids; at test time once per run.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,8 @@ from cflat._settings import Count, NotNegative, settings_class
 from cflat.data import Batch, Task
 from cflat.methods import Loss, Method, StreamInfo
 from cflat.nn import Backbone, LinearHead, PrefixPrompts, PromptPool, freeze, vit
+
+Prompts = TypeVar("Prompts", bound=PromptPool | PrefixPrompts)
 
 
 @settings_class
@@ -31,30 +33,29 @@ class PromptConfig:
     """Weight of the term that pulls the chosen keys to the queries; at least 0."""
 
 
-class PromptedViT(nn.Module):
-    """A frozen ViT with prompts and a linear head; subclasses say how the prompts enter.
+class PromptedViT(nn.Module, Generic[Prompts]):
+    """A frozen ViT with prompts and a linear head.
 
-    Blocks before ``first_block``, on which no prompt acts, give the same tokens in every evaluation.
+    Blocks before the prompts' ``first_block``, on which none acts, give the same tokens in every evaluation.
     """
 
-    def __init__(self, backbone: Backbone, prompts: PromptPool | PrefixPrompts, first_block: int = 0) -> None:
+    def __init__(self, backbone: Backbone, prompts: Prompts) -> None:
         super().__init__()
         self.backbone = freeze(backbone)
-        self.prompts = prompts
-        self.first_block = first_block
+        self.prompts: Prompts = prompts
         self.head = LinearHead(backbone.feature_dim, init="truncated_normal")
 
     def tokens(self, images: Tensor) -> Tensor:
         """Return what enters the first prompted block, (B, N, D)."""
-        return vit.run_blocks(self.backbone, vit.embed(self.backbone, images), stop=self.first_block)
+        return vit.run_blocks(self.backbone, vit.embed(self.backbone, images), stop=self.prompts.first_block)
 
     def query(self, tokens: Tensor) -> Tensor:
         """Return the plain features (B, D) of images, given their tokens."""
-        return vit.pool(self.backbone, vit.run_blocks(self.backbone, tokens, self.first_block))
+        return vit.pool(self.backbone, vit.run_blocks(self.backbone, tokens, self.prompts.first_block))
 
-    @abstractmethod
     def features(self, tokens: Tensor, ids: Tensor) -> Tensor:
         """Return prompted features (B, D) of images, given their tokens and prompt ids."""
+        return self.prompts.features(self.backbone, tokens, ids)
 
     def forward(self, tokens: Tensor, query: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Return logits (B, classes) and how well the chosen keys agree with the queries."""
@@ -65,14 +66,14 @@ class PromptMethod(Method):
     """Train prompts, keys and head among the classes of the present task; subclasses choose the prompts."""
 
     scores = ("instancewise", "batchwise")
-    network: PromptedViT
+    network: PromptedViT[Any]
 
-    def __init__(self, network: PromptedViT, config: PromptConfig, info: StreamInfo) -> None:
+    def __init__(self, network: PromptedViT[Any], config: PromptConfig, info: StreamInfo) -> None:
         super().__init__(info)
         self.network = network
         self.pull = config.pull
         self.classes = range(0)
-        self.queries = QueryCache()
+        self.queries: dict[tuple[int, float], Tensor] = {}
 
     @abstractmethod
     def training_ids(self, query: Tensor) -> Tensor:
@@ -103,7 +104,7 @@ class PromptMethod(Method):
     def predict(self, batch: Batch) -> dict[str, Tensor]:
         """Return logits with prompts that each image chose for itself, and with those that the batch voted for."""
         tokens = self.network.tokens(batch.images)
-        query = self.queries.get(batch, lambda: self.network.query(tokens))
+        query = self._query_once(batch, tokens)
         own, voted = (self.test_ids(query, batchwise=batchwise) for batchwise in (False, True))
         batchwise = self.network(tokens, query, voted)[0]
         instancewise = batchwise.clone()
@@ -112,24 +113,16 @@ class PromptMethod(Method):
             instancewise[is_outvoted] = self.network(tokens[is_outvoted], query[is_outvoted], own[is_outvoted])[0]
         return {"instancewise": instancewise, "batchwise": batchwise}
 
+    def _query_once(self, batch: Batch, tokens: Tensor) -> Tensor:
+        """Return the queries of test images, kept over the run; no part of checkpoints, they can be computed again.
 
-class QueryCache:
-    """Queries of test images, kept over the run; no part of checkpoints, since they can be computed again.
-
-    An image is known by its row and the sum of its pixels, so that equal rows of two splits, or other transforms,
-    never get each other's queries.
-    """
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[int, float], Tensor] = {}
-
-    def __len__(self) -> int:
-        return len(self._known)
-
-    def get(self, batch: Batch, compute: Callable[[], Tensor]) -> Tensor:
-        """Return the queries (B, D) of a batch, calling ``compute`` for the whole of it if any is unknown."""
-        sums = batch.images.sum(dim=(1, 2, 3), dtype=torch.float64)
+        An image is known by its row and a sum of its pixels, so that equal rows of two splits, or other transforms,
+        never get each other's queries; by their places the sum tells an image from its mirror image.
+        """
+        pixels = batch.images.flatten(1)
+        places = torch.linspace(1, 2, pixels.shape[1], device=pixels.device)
+        sums = (pixels * places).sum(dim=1, dtype=torch.float64)
         keys = list(zip(batch.rows.tolist(), sums.tolist(), strict=True))
-        if not all(key in self._known for key in keys):
-            self._known.update(zip(keys, compute(), strict=True))
-        return torch.stack([self._known[key] for key in keys])
+        if not all(key in self.queries for key in keys):
+            self.queries.update(zip(keys, self.network.query(tokens), strict=True))
+        return torch.stack([self.queries[key] for key in keys])

@@ -12,7 +12,7 @@ from cflat._settings import CountOrZero, Flag, settings_class
 from cflat.data import Task
 from cflat.methods import Extract, StreamInfo, register_method
 from cflat.methods._prompting import PromptConfig, PromptedViT, PromptMethod
-from cflat.nn import Backbone, PrefixPrompts, vit
+from cflat.nn import Backbone, PrefixPrompts
 
 
 @settings_class
@@ -44,10 +44,18 @@ class DualPromptConfig(PromptConfig):
 class DualPrompt(PromptMethod):
     """Prepend keys and values to the attention of some blocks and classify by the class token."""
 
-    network: DualPromptNetwork
+    network: PromptedViT[PrefixPrompts]
 
     def __init__(self, config: DualPromptConfig, backbone: Backbone, info: StreamInfo) -> None:
-        super().__init__(DualPromptNetwork(config, backbone), config, info)
+        prefixes = PrefixPrompts(
+            backbone,
+            pool_size=config.pool_size,
+            length=config.length,
+            general_layers=config.general_layers,
+            expert_layers=config.expert_layers,
+            legacy_layout=config.legacy_layout,
+        )
+        super().__init__(PromptedViT(backbone, prefixes), config, info)
         self.config = config
         self.task_index = 0
 
@@ -71,28 +79,3 @@ class DualPrompt(PromptMethod):
         """Return the expert with the nearest key, (B,), among those that have been trained."""
         num_trained = None if self.config.untrained_experts else self.task_index + 1
         return self.network.prompts.select(query, batchwise=batchwise, among=num_trained)
-
-
-class DualPromptNetwork(PromptedViT):
-    """A frozen ViT with key and value prefixes, classified by its class token."""
-
-    prompts: PrefixPrompts
-
-    def __init__(self, config: DualPromptConfig, backbone: Backbone) -> None:
-        prefixes = PrefixPrompts(
-            backbone,
-            pool_size=config.pool_size,
-            length=config.length,
-            general_layers=config.general_layers,
-            expert_layers=config.expert_layers,
-            legacy_layout=config.legacy_layout,
-        )
-        super().__init__(backbone, prefixes, min(config.general_layers + config.expert_layers, default=0))
-
-    def features(self, tokens: Tensor, ids: Tensor) -> Tensor:
-        """Return the class token's output."""
-        num_outputs = vit.num_read(self.backbone)
-        outputs = vit.run_blocks(
-            self.backbone, tokens, self.first_block, prefixes=self.prompts.prefixes(ids), num_outputs=num_outputs
-        )
-        return vit.pool(self.backbone, outputs)

@@ -23,7 +23,7 @@ from cflat.methods._base import Extract, Loss, Method, ParamGroup, Phase, Stream
 from cflat.methods._catalog import register_method
 from cflat.nn.backbone import Backbone
 from cflat.nn.heads import CosineHead, NearestMeanHead
-from cflat.nn.surgery import frozen_copy, load_parameters_, merge_weights, named_weights, weight_delta
+from cflat.nn.surgery import frozen_copy, merge_weights, named_weights
 from cflat.nn.transport import Sinkhorn, transport_rows
 
 
@@ -110,7 +110,7 @@ class DUCT(Method):
 
     def start_task(self, task: Task, extract: Extract) -> None:
         """Return to the pretrained weights and take the class means under them."""
-        load_parameters_(self.network.backbone, named_weights(self.pretrained))
+        self.network.backbone.load_state_dict(named_weights(self.pretrained), strict=False)  # buffers stay
         features = extract(task.train, self.pretrained)
         self.means.update(features, self._local_labels(task.train, features) + self.blocks[-1].start)
 
@@ -120,10 +120,11 @@ class DUCT(Method):
             return
         backbone = self.network.backbone
         scale = self._similarity(task, extract) if self.config.similarity_scales else 1.0
-        delta = weight_delta(named_weights(backbone), named_weights(self.pretrained))
+        trained, start = named_weights(backbone), named_weights(self.pretrained)
+        delta = {name: trained[name] - start[name] for name in start}
         merged = merge_weights(named_weights(self.merged), [delta], [scale], alpha=self.config.merge_ratio)
-        load_parameters_(self.merged, merged)
-        load_parameters_(backbone, merged)
+        self.merged.load_state_dict(merged, strict=False)
+        backbone.load_state_dict(merged, strict=False)
 
     def prepare(self, batch: Batch) -> Batch:
         """Add the features when the backbone is frozen: the head alone is trained on them."""
@@ -213,10 +214,8 @@ class DUCTNetwork(nn.Module):
 
     def forward(self, images: Tensor, features: Tensor | None = None) -> Tensor:
         """Return scores among the newest classes; ``features`` may be given if they are known already."""
-        logits: Tensor = self.head(self.backbone(images) if features is None else features)
-        return logits
+        return self.head(self.backbone(images) if features is None else features)
 
     def scores(self, images: Tensor) -> Tensor:
         """Return scores among all rows, old blocks first."""
-        scores: Tensor = functional_call(self.head, {"weight": self.rows}, (self.backbone(images),))
-        return scores
+        return functional_call(self.head, {"weight": self.rows}, (self.backbone(images),))

@@ -14,7 +14,7 @@ from torch import Tensor
 from cflat._settings import Count, settings_class
 from cflat.methods import StreamInfo, register_method
 from cflat.methods._prompting import PromptConfig, PromptedViT, PromptMethod
-from cflat.nn import Backbone, PromptPool, vit
+from cflat.nn import Backbone, PromptPool
 
 
 @settings_class
@@ -40,10 +40,11 @@ class L2PConfig(PromptConfig):
 class L2P(PromptMethod):
     """Put the prompts with the nearest keys behind the class token and classify by their mean output."""
 
-    network: L2PNetwork
+    network: PromptedViT[PromptPool]
 
     def __init__(self, config: L2PConfig, backbone: Backbone, info: StreamInfo) -> None:
-        super().__init__(L2PNetwork(config, backbone), config, info)
+        pool = PromptPool(backbone.feature_dim, pool_size=config.pool_size, length=config.length, top_k=config.top_k)
+        super().__init__(PromptedViT(backbone, pool), config, info)
         self.config = config
 
     def training_ids(self, query: Tensor) -> Tensor:
@@ -53,23 +54,3 @@ class L2P(PromptMethod):
     def test_ids(self, query: Tensor, *, batchwise: bool) -> Tensor:
         """Return ids (B, top_k) in ascending order: prompts have no position, so that equal sets are equal ids."""
         return self.network.prompts.select(query, batchwise=batchwise).sort(dim=1).values
-
-
-class L2PNetwork(PromptedViT):
-    """A frozen ViT with prompt tokens, classified by their mean output."""
-
-    prompts: PromptPool
-
-    def __init__(self, config: L2PConfig, backbone: Backbone) -> None:
-        pool = PromptPool(backbone.feature_dim, pool_size=config.pool_size, length=config.length, top_k=config.top_k)
-        super().__init__(backbone, pool)
-
-    def features(self, tokens: Tensor, ids: Tensor) -> Tensor:
-        """Return the mean output of the prompt tokens."""
-        prompted = vit.insert_prompts(self.backbone, tokens, self.prompts.tokens(ids))
-        model = vit.vit_of(self.backbone)
-        first = model.num_prefix_tokens
-        # Patches come last and are not read.
-        outputs = vit.run_blocks(self.backbone, prompted, num_outputs=first + self.prompts.num_tokens)
-        features: Tensor = model.norm(outputs[:, first:]).mean(1)
-        return features

@@ -130,12 +130,10 @@ class MEMONetwork(nn.Module):
 
 
 @torch.no_grad()
-def align_weights_(head: LinearHead, num_old: int) -> float:
-    """Give the new classes' weights the mean norm of the old ones' (weight alignment); return the factor."""
+def align_weights_(head: LinearHead, num_old: int) -> None:
+    """Give the new classes' weights the mean norm of the old ones' (weight alignment)."""
     norms = head.weight.norm(dim=1)
-    factor = norms[:num_old].mean() / norms[num_old:].mean()
-    head.weight[num_old:] *= factor
-    return float(factor)
+    head.weight[num_old:] *= norms[:num_old].mean() / norms[num_old:].mean()
 
 
 def _reinitialise_(module: nn.Module) -> None:

@@ -5,22 +5,12 @@ from cflat.nn.backbone import Backbone, create_backbone, list_backbones
 from cflat.nn.heads import Classifier, CosineHead, LinearHead, NearestMeanHead
 from cflat.nn.prompts import PrefixPrompts, PromptPool
 from cflat.nn.ridge import RidgeHead
-from cflat.nn.surgery import (
-    freeze,
-    frozen_copy,
-    load_parameters_,
-    merge_weights,
-    named_weights,
-    split_backbone,
-    train_unfrozen_,
-    unfreeze,
-    weight_delta,
-)
+from cflat.nn.surgery import freeze, frozen_copy, merge_weights, split_backbone, train_unfrozen_, unfreeze
 from cflat.nn.transport import transport_plan, transport_rows
 
 __all__ = [
     "Adapter", "AdapterSet", "Backbone", "Classifier", "CosineHead", "LinearHead", "NearestMeanHead",
     "PrefixPrompts", "PromptPool", "RidgeHead", "create_backbone", "forward_adapters", "freeze", "frozen_copy",
-    "list_backbones", "load_parameters_", "merge_weights", "named_weights", "split_backbone", "train_unfrozen_",
-    "transport_plan", "transport_rows", "unfreeze", "weight_delta",
+    "list_backbones", "merge_weights", "split_backbone", "train_unfrozen_",
+    "transport_plan", "transport_rows", "unfreeze",
 ]  # fmt: skip

@@ -33,8 +33,7 @@ class Adapter(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return what is added to the block's output."""
-        output: Tensor = self.scale * self.up(self.dropout(torch.relu(self.down(tokens))))
-        return output
+        return self.scale * self.up(self.dropout(torch.relu(self.down(tokens))))
 
 
 class AdapterSet(nn.ModuleList):
@@ -83,8 +82,7 @@ def _forward_stacks(backbone: Backbone, tokens: Tensor, stacks: Sequence[_Stack]
     hidden = inside(vit.blocks[0], first, tokens)
     for index in range(1, len(stacks)):
         hidden = inside(vit.blocks[index], later, hidden, index)
-    features: Tensor = pool(backbone, hidden.flatten(0, 1)).unflatten(0, grid)
-    return features
+    return pool(backbone, hidden.flatten(0, 1)).unflatten(0, grid)
 
 
 class _Stack:

@@ -77,8 +77,7 @@ class Backbone(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Return features of shape (B, feature_dim)."""
-        features: Tensor = self.model(images)
-        return features
+        return self.model(images)
 
 
 @dataclass(frozen=True)
@@ -232,7 +231,7 @@ def _smoke_vit(image_size: int, num_channels: int, drop_path: float) -> nn.Modul
     """Build a ViT of 6 blocks and width 64 with the largest patch that leaves at least 4x4 of them."""
     check("image_size", image_size, at_least=4)
     patch_size = max(side for side in range(1, image_size // 4 + 1) if image_size % side == 0)
-    return models.VisionTransformer(  # type: ignore[no-any-return]
+    return models.VisionTransformer(
         img_size=image_size,
         patch_size=patch_size,
         in_chans=num_channels,

@@ -56,8 +56,7 @@ def inside(block: nn.Module, function: Callable[..., T], *inputs: Any) -> T:
     """Return what ``function``, which uses parts of ``block``, gives when it runs in the place of the block."""
     if not isinstance(block, HostBlock):
         return function(*inputs)
-    output: T = block(*inputs, function=function)
-    return output
+    return block(*inputs, function=function)
 
 
 @contextmanager

@@ -34,14 +34,12 @@ class GrowingModule(nn.Module):
     @property
     def num_classes(self) -> int:
         """Number of classes that have a score."""
-        rows: Tensor = getattr(self, self.growing[0])
-        return rows.shape[0]
+        return getattr(self, self.growing[0]).shape[0]
 
     @property
     def feature_dim(self) -> int:
         """Width of the features."""
-        rows: Tensor = getattr(self, self.growing[0])
-        return rows.shape[1]
+        return getattr(self, self.growing[0]).shape[1]
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *args: Any
@@ -210,10 +208,8 @@ class Classifier(nn.Module):
 
     def features(self, images: Tensor) -> Tensor:
         """Return features of shape (B, feature_dim)."""
-        features: Tensor = self.backbone(images)
-        return features
+        return self.backbone(images)
 
     def forward(self, images: Tensor) -> Tensor:
         """Return logits of shape (B, num_classes)."""
-        logits: Tensor = self.head(self.features(images))
-        return logits
+        return self.head(self.features(images))

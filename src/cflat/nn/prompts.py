@@ -17,11 +17,14 @@ from cflat._ranges import CountOrZero, check, checked
 from cflat.nn.backbone import Backbone
 from cflat.nn.heads import full_precision
 from cflat.nn.ranks import sum_over_batch
-from cflat.nn.vit import Prefix, vit_of
+from cflat.nn.vit import Prefix, insert_prompts, num_read, pool, run_blocks, vit_of
 
 
 class PromptPool(nn.Module):
     """Prompts of ``length`` tokens with keys; an image uses the ``top_k`` with keys nearest to its query (L2P)."""
+
+    first_block = 0
+    """Where prompts first act."""
 
     def __init__(self, dim: int, *, pool_size: int = 10, length: int = 5, top_k: int = 5) -> None:
         super().__init__()
@@ -29,11 +32,6 @@ class PromptPool(nn.Module):
         self.top_k = top_k
         self.prompts = nn.Parameter(torch.empty(pool_size, length, dim).uniform_(-1, 1))
         self.keys = nn.Parameter(torch.empty(pool_size, dim).uniform_(-1, 1))
-
-    @property
-    def num_tokens(self) -> int:
-        """Prompt tokens that an image receives."""
-        return self.top_k * self.prompts.shape[1]
 
     @torch.no_grad()
     def select(self, query: Tensor, *, batchwise: bool = True) -> Tensor:
@@ -48,6 +46,15 @@ class PromptPool(nn.Module):
     def tokens(self, ids: Tensor) -> Tensor:
         """Return the prompt tokens of ids (B, top_k), (B, top_k * length, D), for `vit.insert_prompts`."""
         return self.prompts[ids].flatten(1, 2)
+
+    def features(self, backbone: Backbone, tokens: Tensor, ids: Tensor) -> Tensor:
+        """Return the mean output (B, D) of the prompts of ids behind the class token of embedded images."""
+        prompts, vit = self.tokens(ids), vit_of(backbone)
+        first = vit.num_prefix_tokens
+        prompted = insert_prompts(backbone, tokens, prompts)
+        # Patches come last and are not read.
+        outputs = run_blocks(backbone, prompted, num_outputs=first + prompts.shape[1])
+        return vit.norm(outputs[:, first:]).mean(1)
 
     def agreement(self, query: Tensor, ids: Tensor) -> Tensor:
         """Return the cosine of each query with the keys of its ids, summed over ids, mean over the batch."""
@@ -81,6 +88,8 @@ class PrefixPrompts(nn.Module):
             )
         self.general_layers = tuple(general_layers)
         self.expert_layers = tuple(expert_layers)
+        self.first_block = min(layers, default=0)
+        """Where prompts first act."""
         self.legacy_layout = legacy_layout
         attention: Any = vit.blocks[0].attn
         shape = (length, attention.num_heads, vit.embed_dim // attention.num_heads)
@@ -106,12 +115,19 @@ class PrefixPrompts(nn.Module):
             layer: (_heads_first(keys[None]), _heads_first(values[None]))
             for layer, (keys, values) in zip(self.general_layers, self.general, strict=True)
         }
-        for layer, pool in zip(self.expert_layers, self.experts, strict=True):
-            chosen = pool[:, ids]  # (2, B, length, heads, head_dim)
+        for layer, experts in zip(self.expert_layers, self.experts, strict=True):
+            chosen = experts[:, ids]  # (2, B, length, heads, head_dim)
             if self.legacy_layout:
                 chosen = chosen.reshape(len(ids), 2, *chosen.shape[2:]).transpose(0, 1)
             found[layer] = (_heads_first(chosen[0]), _heads_first(chosen[1]))
         return found
+
+    def features(self, backbone: Backbone, tokens: Tensor, ids: Tensor) -> Tensor:
+        """Return the features (B, D) of tokens that enter the first prompted block, with the experts of ids (B,)."""
+        prefixes, num_outputs = self.prefixes(ids), num_read(backbone)
+        return pool(
+            backbone, run_blocks(backbone, tokens, self.first_block, prefixes=prefixes, num_outputs=num_outputs)
+        )
 
     def agreement(self, query: Tensor, ids: Tensor) -> Tensor:
         """Return the mean cosine of the queries with the keys of their experts."""

@@ -95,7 +95,7 @@ def _batch_norm(
         normalized = normalized * weight.view(shape)
     if bias is not None:
         normalized = normalized + bias.view(shape)
-    return normalized.to(inputs.dtype)  # type: ignore[no-any-return]
+    return normalized.to(inputs.dtype)
 
 
 class _Normalize(Function):

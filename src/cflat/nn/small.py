@@ -56,12 +56,10 @@ class _ThreeStages(nn.Module):
 
     def forward_features(self, images: Tensor) -> Tensor:
         """Return the feature maps before the average over positions."""
-        maps: Tensor = self.layer3(self.layer2(self.layer1(self.stem(images))))
-        return maps
+        return self.layer3(self.layer2(self.layer1(self.stem(images))))
 
     def forward(self, images: Tensor) -> Tensor:
-        pooled: Tensor = self.global_pool(self.forward_features(images))
-        return pooled
+        return self.global_pool(self.forward_features(images))
 
 
 class ResNet32(_ThreeStages):

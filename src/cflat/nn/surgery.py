@@ -6,7 +6,6 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-import torch
 from torch import Tensor, nn
 
 from cflat._lazy import LazyModule
@@ -86,8 +85,7 @@ class _Trunk(nn.Module):
         self.model = model
 
     def forward(self, images: Tensor) -> Tensor:
-        hidden: Tensor = self.model.forward_features(images)  # type: ignore[operator]
-        return hidden
+        return self.model.forward_features(images)  # type: ignore[operator]
 
 
 class _TokenPool(nn.Module):
@@ -97,31 +95,14 @@ class _TokenPool(nn.Module):
         self.num_prefix_tokens = num_prefix_tokens
 
     def forward(self, tokens: Tensor) -> Tensor:
-        pooled: Tensor = models.vision_transformer.global_pool_nlc(
+        return models.vision_transformer.global_pool_nlc(
             tokens, pool_type=self.pool_type, num_prefix_tokens=self.num_prefix_tokens
         )
-        return pooled
 
 
 def named_weights(module: nn.Module) -> dict[str, Tensor]:
     """Return copies of all parameters by name, without gradients."""
     return {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
-
-
-@torch.no_grad()
-def load_parameters_(module: nn.Module, weights: Weights) -> None:
-    """Copy ``weights`` into the parameters of the same names; buffers stay as they are."""
-    parameters = dict(module.named_parameters())
-    if parameters.keys() != weights.keys():
-        strangers = sorted(parameters.keys() ^ weights.keys())
-        raise ValueError(f"The weights belong to another module: {', '.join(strangers[:3])} are not in both.")
-    for name, parameter in parameters.items():
-        parameter.copy_(weights[name])
-
-
-def weight_delta(after: Weights, before: Weights) -> dict[str, Tensor]:
-    """Return what training changed: ``after - before``, by name."""
-    return {name: after[name] - before[name] for name in before}
 
 
 def merge_weights(

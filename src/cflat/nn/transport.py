@@ -30,12 +30,7 @@ def transport_plan(
 ) -> Tensor:
     """Return the entropic plan between two sets of class means, (num_new, num_old), uniform marginals.
 
-    Args:
-        new_means: Mean features of the new classes, (num_new, D).
-        old_means: Mean features of the old classes, (num_old, D).
-        regularization: Entropy weight of Sinkhorn in units of the Euclidean distance; must be positive.
-        sinkhorn: ``log`` works with logarithms and is right for any regularization. ``plain`` is the public code's:
-            where all distances are above 745 times the regularization its kernel is 0, and so is its plan.
+    The arguments are those of `transport_rows`.
     """
     import ot
 
@@ -49,7 +44,7 @@ def transport_plan(
         missing = sum(float(np.abs(plan.sum(1 - axis) - wanted).sum()) for axis, wanted in enumerate(marginals))
         if missing <= CLOSE or sinkhorn == "plain":
             break
-    if missing > CLOSE:
+    if not missing <= CLOSE:  # nor if it is NaN
         text = "Sinkhorn (%s) at regularization %g misses its marginals by %.2g in sum after %d iterations."
         logger.warning(text, sinkhorn, regularization, missing, iterations)
     return torch.from_numpy(plan).to(new_means)
@@ -72,13 +67,14 @@ def transport_rows(
     Args:
         old_rows: Head rows of the old classes, (num_old, D).
         new_rows: Head rows of the new classes, (num_new, D).
-        old_means: Mean features of the old classes under the pretrained backbone.
-        new_means: Mean features of the new classes under the pretrained backbone.
-        regularization: See `transport_plan`.
+        old_means: Mean features of the old classes under the pretrained backbone, (num_old, D).
+        new_means: Mean features of the new classes under the pretrained backbone, (num_new, D).
+        regularization: Entropy weight of Sinkhorn in units of the Euclidean distance; must be positive.
         ratio: Share of the transported rows, in [0, 1].
         normalize_plan: Scale the plan by num_old, so that each old row mixes in a true average of new rows.
             The authors' code does not: its plan has mass 1/num_old per old class.
-        sinkhorn: See `transport_plan`.
+        sinkhorn: ``log`` works with logarithms and is right for any regularization. ``plain`` is the public code's:
+            where all distances are above 745 times the regularization its kernel is 0, and so is its plan.
     """
     plan = transport_plan(new_means, old_means, regularization=regularization, sinkhorn=sinkhorn)
     if normalize_plan:

@@ -34,7 +34,7 @@ def vit_of(backbone: Backbone) -> VisionTransformer:
     """Return the timm model of a ViT backbone; others raise a `ValueError`."""
     if not isinstance(backbone.model, models.VisionTransformer):
         raise ValueError(f"{backbone.name} is not a ViT; adapters and prompts need one, such as 'vit_tiny'.")
-    return backbone.model  # type: ignore[no-any-return]
+    return backbone.model
 
 
 def blocks_of(network: nn.Module) -> list[nn.Module]:
@@ -45,8 +45,7 @@ def blocks_of(network: nn.Module) -> list[nn.Module]:
 def embed(backbone: Backbone, images: Tensor) -> Tensor:
     """Return what enters the first block: patches with class token and positions, (B, N, D)."""
     vit = vit_of(backbone)
-    tokens: Tensor = vit.norm_pre(vit.patch_drop(vit._pos_embed(vit.patch_embed(images))))
-    return tokens
+    return vit.norm_pre(vit.patch_drop(vit._pos_embed(vit.patch_embed(images))))
 
 
 def insert_prompts(backbone: Backbone, tokens: Tensor, prompts: Tensor) -> Tensor:
@@ -104,8 +103,7 @@ def num_read(backbone: Backbone) -> int | None:
 def pool(backbone: Backbone, tokens: Tensor) -> Tensor:
     """Return features (B, D) of the last block's tokens: final norm, then class token (or timm's pool)."""
     vit = vit_of(backbone)
-    pooled: Tensor = vit.forward_head(vit.norm(tokens), pre_logits=True)
-    return pooled
+    return vit.forward_head(vit.norm(tokens), pre_logits=True)
 
 
 def attend(block: Any, tokens: Tensor, prefix: Prefix | None = None, *, num_queries: int | None = None) -> Tensor:
@@ -119,15 +117,13 @@ def attend(block: Any, tokens: Tensor, prefix: Prefix | None = None, *, num_quer
         mixed = block.attn(normed)
     else:
         mixed = _attention(block.attn, normed, prefix, num_queries)
-    attended: Tensor = tokens[:, :num_queries] + block.drop_path1(block.ls1(mixed))
-    return attended
+    return tokens[:, :num_queries] + block.drop_path1(block.ls1(mixed))
 
 
 def mix(block: Any, attended: Tensor) -> Tensor:
     """Return the residual stream behind the MLP of one timm block, given what `attend` returned; runs `inside` it."""
     block = _plain(block)
-    tokens: Tensor = attended + block.drop_path2(block.ls2(block.mlp(block.norm2(attended))))
-    return tokens
+    return attended + block.drop_path2(block.ls2(block.mlp(block.norm2(attended))))
 
 
 def _attention(attention: Attention, tokens: Tensor, prefix: Prefix | None, num_queries: int | None) -> Tensor:
@@ -145,8 +141,7 @@ def _attention(attention: Attention, tokens: Tensor, prefix: Prefix | None, num_
     output = functional.scaled_dot_product_attention(
         query, key, value, dropout_p=attention.attn_drop.p if attention.training else 0.0
     )
-    projected: Tensor = attention.proj_drop(attention.proj(output.transpose(1, 2).flatten(2)))
-    return projected
+    return attention.proj_drop(attention.proj(output.transpose(1, 2).flatten(2)))
 
 
 def _plain(block: nn.Module) -> Any:  # a timm Block; its submodules are untyped

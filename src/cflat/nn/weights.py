@@ -93,8 +93,7 @@ def _fit_positions(positions: Tensor, num_prefix_tokens: int, grid_size: list[in
     num_patches = positions.shape[1] - num_prefix_tokens if positions.ndim == 3 else 0
     if num_patches < 1 or round(num_patches**0.5) ** 2 != num_patches:
         return positions  # no square grid to resample from: reported as a wrong shape
-    fitted: Tensor = layers.resample_abs_pos_embed(positions, grid_size, num_prefix_tokens=num_prefix_tokens)
-    return fitted
+    return layers.resample_abs_pos_embed(positions, grid_size, num_prefix_tokens=num_prefix_tokens)
 
 
 def _listed(kind: str, names: list[str]) -> list[str]:

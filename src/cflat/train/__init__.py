@@ -9,18 +9,6 @@ from cflat.train.settings import BaseSettings, RuntimeSettings, TrainSettings
 from cflat.train.state import Inputs, OptimizerChoice, StateNotSaved, TrainingInterrupted
 
 __all__ = [
-    "BaseSettings",
-    "Cost",
-    "EpochRecord",
-    "Inputs",
-    "Observer",
-    "OptimizerChoice",
-    "RunResult",
-    "Runtime",
-    "RuntimeSettings",
-    "StateNotSaved",
-    "TaskRecord",
-    "TrainSettings",
-    "TrainingInterrupted",
-    "run_stream",
-]
+    "BaseSettings", "Cost", "EpochRecord", "Inputs", "Observer", "OptimizerChoice", "RunResult", "Runtime",
+    "RuntimeSettings", "StateNotSaved", "TaskRecord", "TrainSettings", "TrainingInterrupted", "run_stream",
+]  # fmt: skip

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -196,7 +196,7 @@ class Calibration(_Run):
         loader = super()._train_loader(task, phase)
         few = min(len(loader.images), NUM_STEPS * loader.batch_size)
         chosen = np.linspace(0, len(loader.images) - 1, few).astype(np.int64)
-        return _Impatient.of(loader, loader.images.select(chosen))
+        return _Impatient(**{**vars(loader), "images": loader.images.select(chosen)})
 
     def _measure_phase(self, task: Task, phase: Phase) -> tuple[PhaseRates, Times]:
         """Train a few steps; return their rates, and the time spent around them."""
@@ -215,7 +215,7 @@ class Calibration(_Run):
         flops = (steps.flops_per_step, steps.flops_per_evaluation)
         return PhaseRates(np.maximum(step, 0), evaluation, decoding / batch, *flops), np.maximum(outside, 0)
 
-    def _inspect_first_batch(self, objective: Objective, batch: Any) -> tuple[float, float]:
+    def _inspect_first_batch(self, objective: Objective, batch: Batch) -> tuple[float, float]:
         flops = super()._inspect_first_batch(objective, batch)
         self.recorded.flops_per_step, self.recorded.flops_per_evaluation = flops
         return flops
@@ -281,7 +281,9 @@ class _Steps(Observer):
 class _Impatient(BatchLoader):
     """Load batches until the measurements have taken long enough, but at least those that they need."""
 
-    num_loaded = 0
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.num_loaded, self.started = 0, time.perf_counter()
 
     def epoch(self, index: int, start_step: int = 0, every: int = 1) -> Iterator[Batch]:
         """Yield the batches of an epoch until it is enough."""
@@ -290,15 +292,6 @@ class _Impatient(BatchLoader):
                 return
             self.num_loaded += 1
             yield batch
-
-    @classmethod
-    def of(cls, loader: BatchLoader, images: ImageSet) -> _Impatient:
-        """Return a loader of other images that is otherwise the same."""
-        made = cls.__new__(cls)
-        made.__dict__ = {**vars(loader), "images": images, "started": time.perf_counter()}
-        return made
-
-    started: float
 
 
 def expected_evaluations(choice: OptimizerChoice, steps: int, task: int, num_tasks: int) -> float:

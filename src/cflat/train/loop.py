@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from cflat.data import Split, Stream, Task
+from cflat.data import Batch, Split, Stream, Task
 from cflat.methods import Method, Phase
 from cflat.metrics.accuracy import AccuracyMatrix
 from cflat.optim import SharpnessAware, StepOptions, create_optimizer
@@ -236,7 +236,7 @@ class _Run(RunState):
         if extra and not self.runtime.is_main:
             self.method.load_extra_state(extra, self.stream.all_train)
 
-    def _inspect_first_batch(self, objective: Objective, batch: Any) -> tuple[float, float]:
+    def _inspect_first_batch(self, objective: Objective, batch: Batch) -> tuple[float, float]:
         """Check purity if asked, and count the arithmetic of one preparation and one evaluation."""
         if self.train.check_purity:
             objective.check_purity(batch)
@@ -246,6 +246,5 @@ class _Run(RunState):
         self.method.network.zero_grad()
         self.method.set_train_mode()
         own = [0.0, 0.0] if batch.is_filler else [per_step, per_evaluation]
-        on_all = self.runtime.sum_over_ranks(torch.tensor(own, dtype=torch.float64))
-        per_step, per_evaluation = on_all.tolist()
+        per_step, per_evaluation = self.runtime.sum_over_ranks(torch.tensor(own, dtype=torch.float64)).tolist()
         return per_step, per_evaluation

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from cflat._errors import DataError
+from cflat._files import read_text
 from cflat.data.catalog import DatasetSpec, Source, register_dataset
 from cflat.data.dataset import Dataset
 from cflat.data.datasets.image_folder import class_folders, index_split
@@ -69,6 +70,6 @@ def _names(words: Path, wnids: list[str]) -> tuple[str, ...]:
 
 def _lines(file: Path) -> list[str]:
     try:
-        return [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+        return [line for line in read_text(file).splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"Cannot read {str(file)!r} as UTF-8 text.") from error
