@@ -438,6 +438,7 @@ WATCH = (
 )
 CLASS = [name for name, bench in STREAMS.items() if bench.layer.get("stream", {}).get("scenario") == "class"]
 OTHER = [name for name in STREAMS if name not in CLASS]
+PLAIN = ("none", "none-nesterov")
 PTM = ("features-class", "features-task", *PRETRAINED)
 
 CLAIMS: dict[str, Claim] = {
@@ -450,9 +451,11 @@ CLAIMS: dict[str, Claim] = {
     "turbo-gains": Claim(
         "C-Flat Turbo is better than plain training",
         "Tables 1 to 3: C-Flat Turbo gains on every method, more than C-Flat.",
-        lambda runs: better(runs.effects(CLASS, ["turbo"], "none")),
-        MAIN,
-        "Judged for the default rules of this library, at 1.3 evaluations per step.",
+        lambda runs: better([e for plain in PLAIN for e in runs.effects(CLASS, ["turbo"], plain)]),
+        MAIN.replace(" none ", " none none-nesterov "),
+        "Judged for the default rules of this library, at 1.3 evaluations per step. Plain training is SGD with "
+        "momentum 0.9, and where it was run, SGD with Nesterov's momentum, tuned in the same way: it has a part of "
+        "what looking ahead gains.",
     ),
     "turbo-as-good": Claim(
         "C-Flat Turbo is as good as C-Flat",

@@ -152,8 +152,12 @@ class MeasuredTurbo(Algorithm):
             reach = 0.1 * norm(theta) / norm(self.move) if norm(self.move) > 0 else 0.0
             theta = theta + min(self.ahead, reach) * self.move
         g = gradient(theta)
-        a, c = running_mean(self.a), max(running_mean(self.c), 0.0)
+        power = 0.5 if self.is_adaptive else 1.0
+        scale = norm(g) ** (power - 1)
+        a = min(max(running_mean(self.a) * scale, -0.9), 2.0)
+        c = min(max(running_mean(self.c) * scale, 0.0), 1.0)
         surrogate = a * g if self.u is None else a * g + c * norm(g) * self.u
+        is_useless = self.is_adaptive and running_mean(self.e) >= 1
 
         if self.n > 0:
             if self.budget is None:
@@ -163,7 +167,6 @@ class MeasuredTurbo(Algorithm):
                 self.saved += (self.budget - 1) * need
                 is_due = self.saved > (3 if self.is_full() else 1) - 1e-9
             if not is_due:
-                is_useless = self.is_adaptive and running_mean(self.e) >= 1
                 return g if is_useless else g + surrogate
 
         is_full = self.is_full()
@@ -176,12 +179,15 @@ class MeasuredTurbo(Algorithm):
         else:
             d = (1 + running_mean(self.phi)) * (g_s - g)
 
+        missed = 0.0
         if self.n > 0:
             self.e.append(norm(surrogate - d) / norm(d))
+            steps = min(self.j - self.refreshed, 2 if self.is_adaptive else 1)
+            missed = (steps - 1) * (d if is_useless else d - surrogate)
         v = orthogonal(d, g)
-        self.a.append(min(max(inner(d, g) / norm(g) ** 2, -0.9), 2.0))
+        self.a.append(min(max(inner(d, g) / norm(g) ** 2, -0.9), 2.0) / scale)
         if self.u is not None:
-            self.c.append(min(max(inner(v, self.u) / norm(g), -1.0), 1.0))
+            self.c.append(min(max(inner(v, self.u) / norm(g), -1.0), 1.0) / scale)
         if is_full:
             self.phi.append(norm(d) / norm(g_s - g) - 1)
         keep = 0.8 if self.is_adaptive and self.u is not None else 0.0
@@ -189,7 +195,7 @@ class MeasuredTurbo(Algorithm):
         self.saved = 0.0 if self.n == 0 else self.saved - (3 if is_full else 1)
         self.n += 1
         self.refreshed = self.j
-        return g + d
+        return g + d + missed
 
     def is_full(self) -> bool:
         """Whether the next refresh computes the flatness term, too."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from cflat._ranges import Count, CountOrZero, check, checked
 from cflat.analysis.recorder import GradientRecorder
 from cflat.analysis.shadow import Shadow
+from cflat.optim import TurboRules
 from cflat.optim.engine import EPS, Vector, dot, has_known_momentum, weights_ahead
 
 __all__ = ["RADII", "Probe", "ProbeResult", "ProbeRow", "Stability", "probe"]
@@ -27,6 +28,8 @@ RADII = (0.01, 0.05, 0.2, 0.5)
 EXACT = "C-Flat"
 LASTING = 0.5
 """Cosine of a cached direction with the present one from which on reuse approximates C-Flat."""
+DEFAULT = replace(TurboRules.named("adaptive"), make_up=1)
+"""Turbo's default rules as far as they predict: what a refresh makes up for earlier steps is left out."""
 VISIBLE, DESTRUCTIVE = 0.98, 0.5
 """Cosines with the plain gradient: above the first flatness changes next to nothing, below the second nearly all."""
 
@@ -228,7 +231,7 @@ class _Lane:
             EXACT: Shadow("c_flat", params, model, rho=rho, lam=lam),
             "SAM": Shadow("sam", params, model, rho=rho),
             "LookSAM": Shadow("looksam", params, model, rho=rho, k=k),
-            "Turbo": Shadow("c_flat_turbo", params, model, rho=rho, lam=lam),
+            "Turbo": Shadow("c_flat_turbo", params, model, rho=rho, lam=lam, rules=DEFAULT),
             "Turbo measured": Shadow("c_flat_turbo", params, model, rules="measured", **turbo),
             "Turbo steady": Shadow("c_flat_turbo", params, model, rules="steady", **turbo),
             "Turbo paper": Shadow("c_flat_turbo", params, model, rules="paper", **turbo),

@@ -5,7 +5,11 @@ With d = (g_s - g) + lam * (rho / rho') * (g_1 - g_0), the increment of exact C-
     refresh      d is computed and set against what was predicted for it; out of sample, as u is from earlier batches:
                  a <- mean of <d, g> / |g|^2,    c <- mean of <v, u> / |g|    with v = d - <d, g> / |g|^2 g.
                  Then u <- unit(keep * u + unit(v)), and the step descends along g + d.
-    in between   descend along (1 + a) g + max(c, 0) |g| u: one evaluation, no proxy model.
+    in between   descend along g + d^, d^ = a g + max(c, 0) |g| u: one evaluation, no proxy model.
+
+Where `TurboRules.power` is below 1, d^ grows with |g|^power instead of |g|: a and c are means of the ratios above times
+|g|^(1 - power). Where `TurboRules.make_up` is m > 1, a refresh after n steps descends along g + d + (min(n, m) - 1)
+(d - d^): what predictions have missed is made up, as far as this batch tells.
 
 All gradients of a step are taken around the weights where `CFlatTurbo.ahead` more steps along the momentum would lead:
 theta below is that point, and e says how well C-Flat is predicted there. 0 stays where the weights are.
@@ -83,7 +87,7 @@ class Measured:
         increment = g_s.minus(g)
         if not is_full:
             g_s.add_(increment, self.phi.value)
-            self._learn(weights.params, g, increment.scale_(1 + self.phi.value))
+            self._learn(weights.params, g, increment.scale_(1 + self.phi.value), g_s)
             self._pay(HALF)
             turbo.count("sharpness", "refreshed", g=g.norm)
             turbo.count("flatness", "reused")
@@ -106,7 +110,7 @@ class Measured:
         del g_1
         if not turbo.refreshes_always:
             d = g_s.minus(g)
-            self._learn(weights.params, g, d, sharpness=length)
+            self._learn(weights.params, g, d, g_s, sharpness=length)
         self._pay(FULL)
         return g_s
 
@@ -166,26 +170,36 @@ class Measured:
 
     # -- what -------------------------------------------------------------------------------------------------------
 
-    def _coefficients(self) -> tuple[float, float]:
-        return self.along.value, max(self.across.value, 0.0)
+    @property
+    def _is_useless(self) -> bool:
+        """Whether predictions are left out: they were farther from C-Flat than the gradient alone."""
+        return self.turbo.rules.is_guarded and self.error.value >= 1
+
+    def _coefficients(self, length: float) -> tuple[float, float]:
+        """Return a and c for a gradient of this length."""
+        scale = length ** (self.turbo.rules.power - 1) if length > 0 else 0.0
+        return _clip(self.along.value * scale, ALONG), _clip(self.across.value * scale, (0.0, ACROSS[1]))
 
     def _predict(self, g: Vector, params: Sequence[Tensor]) -> Vector:
         """Return (1 + a) g + c |g| u in the memory of g."""
         turbo = self.turbo
-        if turbo.rules.is_guarded and self.error.value >= 1:
+        if self._is_useless:
             turbo.count("sharpness", "skipped", g=g.norm)
-            turbo.count("flatness", "skipped")  # the prediction is farther from C-Flat than the gradient alone
+            turbo.count("flatness", "skipped")
             return g
         turbo.count("sharpness", "reused", g=g.norm)
         turbo.count("flatness", "reused")
-        a, c = self._coefficients()
+        a, c = self._coefficients(g.norm)
         length = c * g.norm
         u = self.memory.recall(params, like=g) if length else None
         g.scale_(1 + a)
         return g if u is None else g.add_(u, length / (u.norm + EPS))
 
-    def _learn(self, params: Sequence[Tensor], g: Vector, d: Vector, sharpness: float = 0.0) -> None:
-        """Set d against its prediction, take it into the means, and keep its direction, in the memory of d."""
+    def _learn(self, params: Sequence[Tensor], g: Vector, d: Vector, direction: Vector, sharpness: float = 0.0) -> None:
+        """Set d against its prediction, take it into the means, and keep its direction, in the memory of d.
+
+        What the predictions have missed is added to ``direction``.
+        """
         u = self.memory.recall(params, like=g) if self.memory else None
         products = [dot(d, g)] if u is None else [dot(d, g), dot(d, u), dot(g, u)]
         length, *inner = read(d, *products, agreed=True)
@@ -194,13 +208,21 @@ class Measured:
         unit = 1.0 if u is None else u.agreed_norm + EPS
         found = Products(g.agreed_norm, length, inner[0], *(value / unit for value in inner[1:]))
         if self.refreshes > 0:
-            a, c = self._coefficients()
+            a, c = self._coefficients(found.g)
+            owed = min(self.turbo.task_step + 1 - self.refreshed_at, self.turbo.rules.make_up) - 1
+            if owed > 0:
+                direction.add_(d, owed)
+                if not self._is_useless:
+                    direction.add_(g, -owed * a)
+                    if u is not None:
+                        direction.add_(u, -owed * c * found.g / unit)
             error, across = surrogate_errors(found, a, 0.0 if u is None else c)
             self.error.add(error)
             self.turbo.note_error(error, across)
-        self.along.add(_clip(found.along, ALONG))
+        scale = found.g ** (1 - self.turbo.rules.power)
+        self.along.add(_clip(found.along, ALONG) * scale)
         if u is not None:
-            self.across.add(_clip(found.vu / found.g, ACROSS))
+            self.across.add(_clip(found.vu / found.g, ACROSS) * scale)
         if sharpness > 0:
             self.phi.add(length / sharpness - 1)
         self._keep(params, d.remove_along_(g, inner[0]), u, found)

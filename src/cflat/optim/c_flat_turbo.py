@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from torch import nn
 from torch.optim import Optimizer
 
-from cflat._ranges import Count, Fraction, NotNegative, Positive, Range, checked
+from cflat._ranges import Count, Fraction, NotNegative, Positive, Range, Share, checked
 from cflat._registry import suggest
 from cflat.optim._ahead import has_known_momentum
 from cflat.optim._base import SharpnessAware, StepOptions
@@ -40,6 +40,10 @@ class TurboRules:
         surrogate: A reused step adds a g + c |g| u with measured a and c (``"measured"``); or each branch is
             ref + beta |ref| unit(cache) (``"amplified"``), as printed, or a ref + c |ref| unit(cache) with a and c of
             the last refresh (``"calibrated"``; no beta).
+        power: A measured surrogate grows with this power of |g|: 1 is in proportion, as turbo.md has it; increments
+            were seen to grow about with the square root.
+        make_up: How many steps a refresh of a measured surrogate stands for at the most: what predictions have missed
+            since the last one is added to it. 1 makes nothing up.
         keep: Share of the past in the cached direction of a measured surrogate; 0 keeps the last one alone.
         full_every: Of so many refreshes of a measured surrogate one computes the flatness term, too.
         is_guarded: Whether a measured surrogate is left out while its error is 1 or more.
@@ -52,6 +56,8 @@ class TurboRules:
     """
 
     surrogate: Literal["measured", "amplified", "calibrated"] = "amplified"
+    power: Share = 1.0
+    make_up: Count = 1
     keep: Fraction = 0.0
     full_every: Count = 1
     is_guarded: bool = False
@@ -75,7 +81,9 @@ class TurboRules:
 
 
 _NAMED_RULES = {
-    "adaptive": TurboRules("measured", keep=0.8, full_every=10, is_guarded=True, evaluations=1.3, ahead=5.0),
+    "adaptive": TurboRules(
+        "measured", power=0.5, make_up=2, keep=0.8, full_every=10, is_guarded=True, evaluations=1.3, ahead=5.0
+    ),
     "measured": TurboRules("measured"),
     "steady": TurboRules("calibrated", dispersion="deviation", refresh="age"),
     "paper": TurboRules("amplified"),
