@@ -313,11 +313,14 @@ def _turbo(title: str, cost: float, /, **settings: Any) -> Row:
     return Row(title, {"name": "c_flat_turbo", **settings}, cost)
 
 
+_FIRST_VERSION = {"surrogate": "measured", "keep": 0.8, "full_every": 10, "is_guarded": True, "evaluations": 1.3}
+"""Turbo's default before it looked ahead, predicted with the root of |g| and made up for what it missed."""
+
 ROWS: dict[str, Row] = {
     "none": Row("SGD", {"name": "none"}, 1.0, radius=None),
     "c_flat": Row("C-Flat", {"name": "c_flat"}, 4.0),
     "turbo": _turbo("C-Flat Turbo", 1.3),
-    "turbo-still": _turbo("C-Flat Turbo, ahead=0", 1.3, ahead=0.0),
+    "turbo-still": _turbo("C-Flat Turbo, first version", 1.3, rules=_FIRST_VERSION),
     "ahead": Row("C-Flat Turbo, rho=1e-6: looks ahead only", {"name": "c_flat_turbo", "rho": 1e-6}, 1.3, radius=None),
     "turbo-steady": _turbo("C-Flat Turbo, steady", 1.3, rules="steady"),
     "turbo-paper": _turbo("C-Flat Turbo, paper", 1.3, rules="paper"),
