@@ -10,6 +10,8 @@ from typing import Any
 
 from front_runs import read, rounded
 from front_streams import ROWS, STREAMS
+from matplotlib.figure import Figure
+from matplotlib.transforms import Bbox
 
 from cflat._files import write_atomic, write_json
 from cflat.figures.palette import OPTIMIZERS
@@ -18,6 +20,8 @@ LEDGER = "front.json"
 """Beside the tables: the accuracies of every final run by row and seed, from which all tables and claims follow."""
 PARTS = ("first-task", "robustness", "ablations", "watched")
 """Of a row, besides its result: files of these names."""
+LINEAR = 10
+"""Points of difference up to which the figures have a linear scale."""
 COLUMNS = (
     *("row", "rate", "radius", "Avg", "Last", "evaluations", "speed"),
     *("Avg to plain", "Last to plain", "Avg to C-Flat", "Last to C-Flat", "trials x seeds", "seeds", "e", "end loss"),
@@ -221,8 +225,6 @@ def difference(value: Sequence[float] | None) -> str:
 
 def draw(values: Mapping[str, Any], path: Path) -> None:
     """Draw differences of Avg to plain and to C-Flat over evaluations per step and over relative time."""
-    from matplotlib.figure import Figure
-
     rows = values["rows"]
     costs = {
         "evaluations per step": {name: statistics.mean(row["evaluations_per_step"]) for name, row in rows.items()},
@@ -235,6 +237,7 @@ def draw(values: Mapping[str, Any], path: Path) -> None:
     figure = Figure(figsize=(6 * len(costs), 0.6 + 3.8 * len(references)), layout="constrained")
     figure.suptitle(f"{values['title']}:\ndifference of Avg in points, 95 % paired intervals", fontsize=10)
     panels = figure.subplots(len(references), len(costs), sharex="col", squeeze=False)
+    named: list[tuple[Any, list[tuple[float, float, str, str]]]] = []
     for line, reference in enumerate(references):
         for column, (label, by_row) in enumerate(costs.items()):
             axes = panels[line][column]
@@ -246,26 +249,40 @@ def draw(values: Mapping[str, Any], path: Path) -> None:
                 axes.errorbar(x, mean, yerr=0 if math.isnan(half) else half, fmt="o", color=color, capsize=2)
                 points.append((x, mean, rows[name]["title"], color))
             axes.margins(x=0.2)
+            if min(point[1] for point in points) < -LINEAR:
+                axes.set_yscale("symlog", linthresh=LINEAR)  # what collapses must not squeeze the rest together
+                low, high = axes.get_ylim()
+                axes.set_yticks([tick for tick in (-60, -40, -20, -10, -5, 0, 5, 10, 20) if low <= tick <= high])
+                axes.yaxis.set_major_formatter("{x:g}")
             axes.set_ylabel(f"to {ROWS[reference].title}")
             if reference == references[-1]:
                 axes.set_xlabel(label)
-            name_points(axes, points)
+            named.append((axes, points))
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")  # names have to fit into the panels, not the panels around the names
+    for axes, points in named:
+        name_points(axes, points)
     figure.savefig(path, dpi=110)
 
 
 def name_points(axes: Any, points: Sequence[tuple[float, float, str, str]]) -> None:
-    """Write names beside points, each on the first side where it covers no other name."""
-    axes.figure.draw_without_rendering()
-    taken: list[Any] = []
+    """Write names near their points, each at the nearest place inside the panel that is still free."""
+    panel = axes.get_window_extent()
+    taken: list[Any] = [Bbox.from_bounds(*(axes.transData.transform((x, y)) - 4), 8, 8) for x, y, _, _ in points]
+    places = sorted(
+        ((right, up) for up in range(-150, 151, 9) for right in range(-120, 121, 6) if abs(right) > 4 or abs(up) > 8),
+        key=lambda place: math.hypot(place[0], 2 * place[1]),
+    )
     for x, y, text, color in sorted(points, key=lambda point: -point[1]):
-        for shift in ((5, 4), (5, -10), (-5, 4), (-5, -10), (5, 13), (5, -19), (-5, 13), (-5, -19)):
-            side = "left" if shift[0] > 0 else "right"
-            note = axes.annotate(text, (x, y), shift, textcoords="offset points", fontsize=7, color=color, ha=side)
+        note = axes.annotate(text, (x, y), (0, 0), textcoords="offset points", fontsize=7, color=color, va="center")
+        for place in places:
+            note.set_position(place)
+            note.set_horizontalalignment("left" if place[0] > 0 else "right")
             box = note.get_window_extent()
-            if not any(box.overlaps(other) for other in taken):
+            is_inside = panel.x0 < box.x0 and box.x1 < panel.x1 and panel.y0 < box.y0 and box.y1 < panel.y1
+            if is_inside and not any(box.overlaps(other) for other in taken):
                 break
-            note.remove()
-        else:
-            note = axes.annotate(text, (x, y), (5, 4), textcoords="offset points", fontsize=7, color=color)
-            box = note.get_window_extent()
+        if math.hypot(*note.get_position()) > 20:
+            line = {"arrowstyle": "-", "color": color, "linewidth": 0.5, "alpha": 0.6}
+            axes.annotate("", (x, y), note.get_position(), textcoords="offset points", arrowprops=line)
         taken.append(box)
