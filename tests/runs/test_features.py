@@ -42,7 +42,7 @@ def vectors(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def configure(vectors: Path, *overrides: str) -> RunConfig:
     fixed = [
         "train.epochs=4",
-        "base.lr=0.05",
+        "base.lr=0.02",
         f"data=features:{vectors}",
         "backbone.width=32",
         "runtime.accelerator=cpu",
