@@ -332,12 +332,6 @@ ROWS: dict[str, Row] = {
     "none-momentum-0": Row(
         "SGD, no momentum, rates x10", {"name": "none"}, 1.0, radius=None, base={"momentum": 0.0}, rate=10.0
     ),
-    "c_flat-momentum-0": Row(
-        "C-Flat, no momentum, rates x10", {"name": "c_flat"}, 4.0, base={"momentum": 0.0}, rate=10.0
-    ),
-    "turbo-momentum-0": Row(
-        "C-Flat Turbo, no momentum, rates x10", {"name": "c_flat_turbo"}, 1.3, base={"momentum": 0.0}, rate=10.0
-    ),
     "sam": Row("SAM", {"name": "sam"}, 2.0),
     "msam": Row("MSAM", {"name": "msam"}, 1.0, radius=5.0),
     "looksam": Row("LookSAM", {"name": "looksam"}, 1.2),

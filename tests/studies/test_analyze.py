@@ -179,7 +179,7 @@ def test_an_unknown_format_is_named(tmp_path: Path):
 
 def test_a_probe_looks_at_the_wanted_steps_and_stops():
     seen = []
-    found = probe_run(make_config(), (0.05, 0.5), steps=4, warmup=1, task=1, tell=seen.append)
+    found = probe_run(make_config(), (0.05, 0.5), steps=4, warmup=1, task=1, ahead=5, tell=seen.append)
     assert seen == [1, 2, 3, 4]
     assert found.steps == 4
     assert {row.rho for row in found.rows} == {0.05, 0.5}
@@ -228,6 +228,10 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
         (["analyze", "--method", "icarl", "--data", "digits", "--formats", "gif"], "Unknown format 'gif'"),
         (["analyze", "--method", "simplecil", "--data", "digits", "--preset", "smoke"], "takes no step"),
         (["probe", "--method", "icarl", "--data", "digits", "--radii", "a"], "--radii must be numbers above 0"),
+        (
+            ["probe", "--method", "icarl", "--data", "digits", "--ahead", "5", "base.momentum=0"],
+            "--ahead follows the momentum, and there is none",
+        ),
         (["probe", "--method", "icarl", "--data", "digits", "--radii", "0.1,-1"], "--radii must be numbers above 0"),
         (["probe", "--method", "simplecil", "--data", "digits", "--preset", "smoke"], "no step to probe"),
     ],

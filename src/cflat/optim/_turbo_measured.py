@@ -209,13 +209,7 @@ class Measured:
         found = Products(g.agreed_norm, length, inner[0], *(value / unit for value in inner[1:]))
         if self.refreshes > 0:
             a, c = self._coefficients(found.g)
-            owed = min(self.turbo.task_step + 1 - self.refreshed_at, self.turbo.rules.make_up) - 1
-            if owed > 0:
-                direction.add_(d, owed)
-                if not self._is_useless:
-                    direction.add_(g, -owed * a)
-                    if u is not None:
-                        direction.add_(u, -owed * c * found.g / unit)
+            self._make_up(direction, g, d, u, (a, c * found.g / unit))
             error, across = surrogate_errors(found, a, 0.0 if u is None else c)
             self.error.add(error)
             self.turbo.note_error(error, across)
@@ -226,6 +220,18 @@ class Measured:
         if sharpness > 0:
             self.phi.add(length / sharpness - 1)
         self._keep(params, d.remove_along_(g, inner[0]), u, found)
+
+    def _make_up(self, direction: Vector, g: Vector, d: Vector, u: Vector | None, used: tuple[float, float]) -> None:
+        """Add (min(n, m) - 1) (d - d^), n steps after the last refresh; ``used`` are the coefficients of d^ (g, u)."""
+        owed = min(self.turbo.task_step + 1 - self.refreshed_at, self.turbo.rules.make_up) - 1
+        if owed == 0:
+            return
+        direction.add_(d, owed)
+        if self._is_useless:
+            return  # nothing was predicted
+        direction.add_(g, -owed * used[0])
+        if u is not None:
+            direction.add_(u, -owed * used[1])
 
     def _keep(self, params: Sequence[Tensor], v: Vector, u: Vector | None, found: Products) -> None:
         """Cache unit(keep * u + unit(v)), in the memory of v."""

@@ -40,8 +40,8 @@ class TurboRules:
         surrogate: A reused step adds a g + c |g| u with measured a and c (``"measured"``); or each branch is
             ref + beta |ref| unit(cache) (``"amplified"``), as printed, or a ref + c |ref| unit(cache) with a and c of
             the last refresh (``"calibrated"``; no beta).
-        power: A measured surrogate grows with this power of |g|: 1 is in proportion, as turbo.md has it; increments
-            were seen to grow about with the square root.
+        power: A measured surrogate grows with this power of |g|: 1 is in proportion; C-Flat's increments were seen to
+            grow roughly with the square root.
         make_up: How many steps a refresh of a measured surrogate stands for at the most: what predictions have missed
             since the last one is added to it. 1 makes nothing up.
         keep: Share of the past in the cached direction of a measured surrogate; 0 keeps the last one alone.
