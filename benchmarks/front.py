@@ -72,6 +72,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--robustness", action="store_true", help=f"rows {', '.join(ROBUST_ROWS)} away from their settings"
     )
+    parser.add_argument(
+        "--conditions", nargs="+", default=[], metavar="NAME", help='with --robustness: only these, as "radius x4"'
+    )
     parser.add_argument("--ablations", action="store_true", help="vary the settings of Turbo as printed")
     parser.add_argument("--watch", action="store_true", help="repeat final runs with gradients and landscapes recorded")
     parser.add_argument("--speed-only", action="store_true", help="time the steps of all rows, and run nothing else")
@@ -122,6 +125,7 @@ def run_job_all(arguments: argparse.Namespace, places: Places) -> None:
         arguments.jobs,
         Progress(total),
         {} if arguments.fresh else published_streams(arguments.tables),
+        arguments.conditions,
     )
     if arguments.check:
         front = replace(front, seeds=arguments.check)

@@ -42,6 +42,9 @@ PROTOCOLS = {"stream": "rows", "first-task": "first-task"}
 """Where the ledger keeps results, by what they were tuned on: the whole stream, or its first task alone."""
 ROBUST_ROWS = ("none", "c_flat", "turbo", "turbo-still")
 RATE_FACTORS, RADIUS_FACTORS, BATCHES = (0.25, 0.5, 2, 4), (2, 4), (4, 8, 32, 64)
+MEASURES = ("avg", "last", "forgetting", "evaluations_per_step")
+COLUMNS = (*MEASURES, "surrogate_error", "end_loss")
+"""What is kept of every final run."""
 WATCH_RADIUS, WATCH_EVERY = 0.05, 5
 ABLATED = "turbo-paper"
 ABLATIONS: dict[str, Mapping[str, Any]] = {
@@ -132,6 +135,8 @@ class Front:
     progress: Progress
     published: Mapping[str, Any] = field(default_factory=dict)
     """Streams of the ledger, found elsewhere or earlier: neither tuned nor run again."""
+    conditions: Sequence[str] = ()
+    """Of those away from the tuned settings, only these; none named is all."""
 
     def known(self, stream: str, row: str, part: str = "rows") -> dict[str, Any]:
         """Return what is published of a row: its result, or what it did under other conditions."""
@@ -232,7 +237,7 @@ def run_row(front: Front, stream: str, name: str, protocol: str = "stream") -> d
         **found,
     }
     file = "result" if protocol == "stream" else PROTOCOLS[protocol]
-    write_json(front.out / stream / name / f"{file}.json", result)
+    save(front.out / stream / name / f"{file}.json", result)
     return result
 
 
@@ -257,8 +262,7 @@ def run_final(
     seeds = front.final_seeds(bench)[len(known.get("avg", ())) :]
     configs = {f"seed{seed}": front.config(bench, layer, split="test", seed=seed) for seed in seeds}
     summaries = front.run_job(label, bench, row, configs)
-    columns = ("avg", "last", "forgetting", "evaluations_per_step")
-    found = {column: [summary.value(column) for summary in summaries] for column in columns}
+    found = {column: [summary.value(column) for summary in summaries] for column in MEASURES}
     errors = [summary.cost.surrogate_error for summary in summaries]
     found["surrogate_error"] = [error for error in errors if error is not None and error == error]
     found["end_loss"] = [statistics.mean(end_losses(front.out / label / folder)) for folder in configs]
@@ -299,17 +303,28 @@ def end_losses(folder: Path) -> list[float]:
 
 
 def run_robustness(front: Front, stream: str, name: str) -> dict[str, Any]:
-    """Run a row at rates around and radii above the tuned ones, and with other batches at the tuned ones."""
+    """Run a row at rates around and radii above the tuned ones, and with other batches at the tuned ones.
+
+    Exact C-Flat is also run at the settings of Turbo, where they differ: what Turbo survives there says most beside it.
+    """
     row = ROWS[name]
     best, _ = tune_row(front, stream, name)
-    conditions: dict[str, dict[str, Any]] = {"tuned": best.layer(row)}
-    for factor in RATE_FACTORS:
-        conditions[f"rate x{factor}"] = Point(best.rate * factor, best.radius).layer(row)
-    for factor in RADIUS_FACTORS if row.radius is not None else ():
-        conditions[f"radius x{factor}"] = Point(best.rate, best.radius * factor).layer(row)
+    conditions: dict[str, dict[str, Any]] = {"tuned": best.layer(row), **away_from(best, row, RATE_FACTORS)}
     for size in BATCHES:
         conditions[f"batch {size}"] = merge(best.layer(row), {"train": {"batch_size": size}})
+    if name == "c_flat" and (turbos := tune_row(front, stream, "turbo")[0]) != best:
+        theirs = away_from(turbos, row, [factor for factor in RATE_FACTORS if factor > 1])
+        conditions["as Turbo"] = turbos.layer(row)
+        conditions |= {f"as Turbo, {condition}": layer for condition, layer in theirs.items()}
     return run_conditions(front, stream, name, best, conditions, "robustness")
+
+
+def away_from(point: Point, row: Row, rate_factors: Sequence[float]) -> dict[str, dict[str, Any]]:
+    """Return the settings of a row at other rates, and at greater radii if it has one."""
+    points = {f"rate x{factor}": Point(point.rate * factor, point.radius) for factor in rate_factors}
+    if row.radius is not None:
+        points |= {f"radius x{factor}": Point(point.rate, point.radius * factor) for factor in RADIUS_FACTORS}
+    return {condition: other.layer(row) for condition, other in points.items()}
 
 
 def run_ablations(front: Front, stream: str) -> dict[str, Any]:
@@ -325,19 +340,31 @@ def run_ablations(front: Front, stream: str) -> dict[str, Any]:
 def run_conditions(
     front: Front, stream: str, name: str, best: Point, conditions: Mapping[str, Mapping[str, Any]], part: str
 ) -> dict[str, Any]:
+    """Run the conditions that are asked for; those that are known already stay."""
     bench, row = STREAMS[stream], ROWS[name]
     result = front.known(stream, name)
-    known = front.known(stream, name, part) if result.get("settings") == best.layer(row) else {}
-    results = {}
+    is_same = result.get("settings") == best.layer(row)
+    results = dict(front.known(stream, name, part)) if is_same else {}
     for condition, layer in conditions.items():
+        if front.conditions and condition not in (*front.conditions, "tuned"):
+            continue
+        known = results.get(condition, {})
+        if condition == "tuned" and is_same:
+            known = {key: values[: len(front.final_seeds(bench))] for key, values in result.items() if key in COLUMNS}
         folder = final_folder(best, row) + ("" if condition == "tuned" else "-" + condition.replace(" ", "-"))
-        results[condition] = run_final(front, f"{stream}/{name}/{folder}", bench, row, layer, known.get(condition, {}))
-    write_json(front.out / stream / name / f"{part}.json", results)
+        results[condition] = run_final(front, f"{stream}/{name}/{folder}", bench, row, layer, known)
+    save(front.out / stream / name / f"{part}.json", results)
     return results
 
 
 def read(path: Path) -> Any:
     return json.loads(path.read_text()) if path.is_file() else None
+
+
+def save(path: Path, found: Any) -> None:
+    """Write what was found, also where all of it was known and nothing has been run."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, found)
 
 
 # -- watched runs -----------------------------------------------------------------------------------------------
@@ -358,7 +385,7 @@ def watch_row(front: Front, stream: str, name: str) -> dict[str, Any]:
         found.append(watched(json.loads((folder / "recording.json").read_text())))
         front.progress.tell(f"{label}/seed{seed}", bench.seconds * (row.evaluations + 1), is_new=is_new)
     result = {key: [entry[key] for entry in found] for key in found[0]}
-    write_json(front.out / stream / name / "watched.json", result)
+    save(front.out / stream / name / "watched.json", result)
     return result
 
 
@@ -443,8 +470,7 @@ def measure_speed(front: Front, stream: str, names: Sequence[str], steps: int) -
         for name in racers
     }
     path = front.out / stream / "speed.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, {**(read(path) or {}), **values})
+    save(path, {**(read(path) or {}), **values})
     for name, value in values.items():
         speed = f"{value['evaluations']:.2f} evaluations, speed {value['relative']:.3f} of plain"
         print(f"{stream}/{name}: {speed}", file=sys.stderr, flush=True)
