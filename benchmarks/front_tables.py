@@ -20,6 +20,9 @@ LEDGER = "front.json"
 """Beside the tables: the accuracies of every final run by row and seed, from which all tables and claims follow."""
 PARTS = ("first-task", "robustness", "ablations", "watched")
 """Of a row, besides its result: files of these names."""
+FLAGSHIP, RIVALS = "turbo", ("none", "none-nesterov", "c_flat")
+MARGIN = 1.0
+"""Points that Turbo must not lose against the better of plain training and exact C-Flat."""
 LINEAR = 10
 """Points of difference up to which the figures have a linear scale."""
 COLUMNS = (
@@ -110,6 +113,7 @@ def markdown(found: Mapping[str, Any]) -> str:
         "by step in turn. e is the surrogate error of Turbo, measured at its refreshes (1 is plain training). A",
         "setting marked with * is the best at the end of the range that was searched; the end loss is that of the last",
         "epoch of each task.",
+        *_summary(found),
     ]
     for stream, values in found.items():
         lines += ["", f"## {values['title']} (`{stream}`)", "", f"![front]({stream}.png)", ""]
@@ -121,6 +125,47 @@ def markdown(found: Mapping[str, Any]) -> str:
         if "robustness" in values:
             lines += ["", *_robustness(values["robustness"])]
     return "\n".join(lines) + "\n"
+
+
+def _summary(found: Mapping[str, Any]) -> list[str]:
+    """Show Turbo against what it has to stand beside, on one page."""
+    shown = {stream: values["rows"] for stream, values in found.items() if FLAGSHIP in values["rows"]}
+    if not shown:
+        return []
+    lines = ["", "## C-Flat Turbo, stream by stream", ""]
+    lines += [
+        "Avg / Last in points over each reference; in brackets the seeds that both have. The last column says",
+        f"whether the intervals exclude a loss of more than {MARGIN:g} point against the better of SGD and C-Flat, the",
+        "one with the higher mean.",
+        "",
+    ]
+    titles = (f"over {ROWS[name].title}" for name in RIVALS)
+    lines += [f"| stream | evaluations | {' | '.join(titles)} | against the better |", "|---" * (len(RIVALS) + 3) + "|"]
+    for stream, rows in shown.items():
+        turbo = rows[FLAGSHIP]
+        cells = [STREAMS[stream].title, f"{statistics.mean(turbo['evaluations_per_step']):.2f}"]
+        cells += [versus(turbo, rows[name]) if name in rows else "-" for name in RIVALS]
+        lines.append("| " + " | ".join([*cells, _verdict(rows)]) + " |")
+    return lines
+
+
+def versus(row: Mapping[str, Any], reference: Mapping[str, Any]) -> str:
+    """Return the differences of a row to another, and over how many seeds."""
+    both = (difference(interval(row[metric], reference[metric])) for metric in ("avg", "last"))
+    return f"{' / '.join(both)} ({min(len(row['avg']), len(reference['avg']))})"
+
+
+def _verdict(rows: Mapping[str, Any]) -> str:
+    """Say whether Turbo is within the margin of the better of plain training and C-Flat, and where it is not."""
+    failed = []
+    for metric in ("avg", "last"):
+        better = "none"
+        if "c_flat" in rows and interval(rows["c_flat"][metric], rows["none"][metric])[0] > 0:
+            better = "c_flat"
+        mean, half = interval(rows[FLAGSHIP][metric], rows[better][metric])
+        if not mean - half >= -MARGIN:
+            failed.append(f"{metric.capitalize()} to {ROWS[better].title} down to {mean - half:+.1f}")
+    return "not excluded: " + ", ".join(failed) if failed else "excluded" + ("" if "c_flat" in rows else " (SGD alone)")
 
 
 def _table_row(row: Mapping[str, Any]) -> str:

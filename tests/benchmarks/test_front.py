@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
+from itertools import permutations
 from pathlib import Path
 
 import pytest
@@ -133,3 +135,31 @@ def test_the_ledger_keeps_what_other_machines_found_and_prefers_what_is_newer() 
     assert found["speed"]["ease"] == {"none": {"relative": 1}, "turbo": {"relative": 0.8}}
     assert tables.merged(None, new)["streams"].keys() == {"digits-task"}
     assert tables.merged(found, tables.collect(Path("/nowhere"))) == found
+
+
+def test_the_summary_compares_turbo_with_the_better_of_plain_and_c_flat() -> None:
+    plain, flat, turbo = [0.80, 0.82, 0.81, 0.83], [0.84, 0.86, 0.85, 0.87], [0.83, 0.85, 0.845, 0.85]
+    rows = {
+        name: {"avg": values, "last": values, "evaluations_per_step": [1.3]}
+        for name, values in (("none", plain), ("c_flat", flat), ("turbo", turbo))
+    }
+    text = "\n".join(tables._summary({"digits-task": {"rows": rows}}))
+    assert "| +2.9 ± 1.0 / +2.9 ± 1.0 (4) | - | -1.1 ± 1.0 / -1.1 ± 1.0 (4) |" in text
+    assert text.endswith("not excluded: Avg to C-Flat down to -2.1, Last to C-Flat down to -2.1 |")
+    del rows["c_flat"]
+    assert "\n".join(tables._summary({"digits-task": {"rows": rows}})).endswith("excluded (SGD alone) |")
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/results/README.md"])
+def test_differences_that_are_quoted_are_those_of_the_ledger(page: str) -> None:
+    root = Path(__file__).resolve().parents[2]
+    streams = tables.published_streams(root / "docs" / "results" / "front")
+    known = set()
+    for rows in (values[part] for values in streams.values() for part in ("rows", "first-task") if part in values):
+        for row, other in permutations(rows.values(), 2):
+            avg, last = (tables.difference(tables.interval(row[m], other[m])) for m in ("avg", "last"))
+            known |= {avg, last, f"{avg} / {last}", avg.lstrip("+"), last.lstrip("+")}
+    number = r"[+-]?\d+\.\d ± \d+\.\d"
+    quoted = re.findall(rf"{number}(?: / {number})?", (root / page).read_text(encoding="utf-8"))
+    assert quoted
+    assert [text for text in quoted if text not in known] == []

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional
 
 from cflat.data import BatchLoader, build_stream
-from cflat.methods import create_method, get_method_spec
+from cflat.methods import _prompting, create_method, get_method_spec
 from cflat.methods.dualprompt import DualPromptConfig
 from cflat.methods.l2p import L2PConfig
 from cflat.nn import vit
@@ -156,6 +156,17 @@ def test_equal_rows_of_different_images_do_not_share_queries(change):
         assert len(method.queries) == 2 * len(batch)
         method.queries.clear()
         assert torch.equal(answers["instancewise"], method.predict(other)["instancewise"])
+
+
+def test_queries_of_ever_new_images_do_not_fill_the_memory(monkeypatch):
+    method, stream = begun("l2p")
+    method.eval()
+    batch = batch_of(stream.tasks[0].test)
+    monkeypatch.setattr(_prompting, "_MAX_QUERIES", 2 * len(batch))
+    with torch.no_grad():
+        answers = [method.predict(replace(batch, images=batch.images + shift)) for shift in (0.0, 0.1, 0.2, 0.3, 0.0)]
+    assert len(method.queries) <= 2 * len(batch)
+    assert torch.equal(answers[0]["instancewise"], answers[-1]["instancewise"])
 
 
 @pytest.mark.parametrize("config", [L2PConfig(pool_size=2, top_k=1), DualPromptConfig(pool_size=2)], ids=METHODS)

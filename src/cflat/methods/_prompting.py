@@ -20,6 +20,9 @@ from cflat.nn import Backbone, LinearHead, PrefixPrompts, PromptPool, freeze, vi
 
 Prompts = TypeVar("Prompts", bound=PromptPool | PrefixPrompts)
 
+_MAX_QUERIES = 100_000
+"""Of images whose queries are kept: 300 MB with a ViT-B."""
+
 
 @settings_class
 class PromptConfig:
@@ -124,5 +127,7 @@ class PromptMethod(Method):
         sums = (pixels * places).sum(dim=1, dtype=torch.float64)
         keys = list(zip(batch.rows.tolist(), sums.tolist(), strict=True))
         if not all(key in self.queries for key in keys):
+            if len(self.queries) + len(keys) > _MAX_QUERIES:
+                self.queries.clear()  # someone classifies ever new images: a stream's test images fit
             self.queries.update(zip(keys, self.network.query(tokens), strict=True))
         return torch.stack([self.queries[key] for key in keys])

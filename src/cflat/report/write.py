@@ -121,7 +121,7 @@ def _facts(groups: Sequence[Group]) -> tuple[tuple[str, str], ...]:
         best = max(done, key=lambda group: group.spread("avg").mean)
         fastest = max(done, key=lambda group: group.spread("images_per_second").mean)
         facts += [
-            ("best average accuracy", f"{100 * best.spread('avg').mean:.2f} %, {best.variant}"),
+            ("highest average accuracy", f"{100 * best.spread('avg').mean:.2f} %, {best.variant}"),
             ("fastest", f"{fastest.spread('images_per_second').mean:.0f} images/s, {fastest.variant}"),
         ]
     return tuple(facts)
