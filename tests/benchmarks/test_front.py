@@ -150,7 +150,7 @@ def test_the_summary_compares_turbo_with_the_better_of_plain_and_c_flat() -> Non
     assert "\n".join(tables._summary({"digits-task": {"rows": rows}})).endswith("excluded (SGD alone) |")
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/results/README.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/results/README.md", "docs/optimizers/c_flat_turbo.md"])
 def test_differences_that_are_quoted_are_those_of_the_ledger(page: str) -> None:
     root = Path(__file__).resolve().parents[2]
     streams = tables.published_streams(root / "docs" / "results" / "front")
