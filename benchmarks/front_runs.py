@@ -305,26 +305,28 @@ def end_losses(folder: Path) -> list[float]:
 def run_robustness(front: Front, stream: str, name: str) -> dict[str, Any]:
     """Run a row at rates around and radii above the tuned ones, and with other batches at the tuned ones.
 
-    Exact C-Flat is also run at the settings of Turbo, where they differ: what Turbo survives there says most beside it.
+    Plain training and exact C-Flat are also run at the settings of Turbo, where they differ: four times a higher rate
+    is another thing than four times a lower one.
     """
     row = ROWS[name]
     best, _ = tune_row(front, stream, name)
-    conditions: dict[str, dict[str, Any]] = {"tuned": best.layer(row), **away_from(best, row, RATE_FACTORS)}
-    for size in BATCHES:
-        conditions[f"batch {size}"] = merge(best.layer(row), {"train": {"batch_size": size}})
-    if name == "c_flat" and (turbos := tune_row(front, stream, "turbo")[0]) != best:
-        theirs = away_from(turbos, row, [factor for factor in RATE_FACTORS if factor > 1])
-        conditions["as Turbo"] = turbos.layer(row)
-        conditions |= {f"as Turbo, {condition}": layer for condition, layer in theirs.items()}
+    conditions = {"tuned": best.layer(row), **away_from(best, row, RATE_FACTORS)}
+    if name in ("none", "c_flat"):
+        turbos, _ = tune_row(front, stream, "turbo")
+        if turbos.layer(row) != best.layer(row):
+            theirs = away_from(turbos, row, [factor for factor in RATE_FACTORS if factor > 1])
+            conditions["as Turbo"] = turbos.layer(row)
+            conditions |= {f"as Turbo, {condition}": layer for condition, layer in theirs.items()}
     return run_conditions(front, stream, name, best, conditions, "robustness")
 
 
 def away_from(point: Point, row: Row, rate_factors: Sequence[float]) -> dict[str, dict[str, Any]]:
-    """Return the settings of a row at other rates, and at greater radii if it has one."""
+    """Return the settings of a row at other rates, at greater radii if it has one, and with other batches."""
     points = {f"rate x{factor}": Point(point.rate * factor, point.radius) for factor in rate_factors}
     if row.radius is not None:
         points |= {f"radius x{factor}": Point(point.rate, point.radius * factor) for factor in RADIUS_FACTORS}
-    return {condition: other.layer(row) for condition, other in points.items()}
+    batches = {f"batch {size}": merge(point.layer(row), {"train": {"batch_size": size}}) for size in BATCHES}
+    return {**{condition: other.layer(row) for condition, other in points.items()}, **batches}
 
 
 def run_ablations(front: Front, stream: str) -> dict[str, Any]:

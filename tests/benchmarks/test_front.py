@@ -71,12 +71,14 @@ def test_conditions_that_are_known_are_kept_and_the_tuned_ones_are_the_final_run
 def test_away_from_the_tuned_settings_only_rows_with_a_radius_have_greater_radii() -> None:
     point = front.Point(0.1, 0.2)
     plain, flat = (front.away_from(point, ROWS[name], (2,)) for name in ("none", "c_flat"))
-    assert list(plain) == ["rate x2"]
-    assert {name: (layer["base"]["lr"], layer["optimizer"]["rho"]) for name, layer in flat.items()} == {
-        "rate x2": (0.2, 0.2),
-        "radius x2": (0.1, 0.4),
-        "radius x4": (0.1, 0.8),
+    batches = [f"batch {size}" for size in front.BATCHES]
+    assert list(plain) == ["rate x2", *batches]
+    found = {name: (layer["base"]["lr"], layer["optimizer"]["rho"]) for name, layer in flat.items()}
+    assert found == {
+        **{"rate x2": (0.2, 0.2), "radius x2": (0.1, 0.4), "radius x4": (0.1, 0.8)},
+        **dict.fromkeys(batches, (0.1, 0.2)),
     }
+    assert flat["batch 64"]["train"] == {"batch_size": 64}
 
 
 def test_intervals_are_those_of_the_paired_t_test() -> None:
