@@ -75,7 +75,9 @@ def test_away_from_the_tuned_settings_only_rows_with_a_radius_have_greater_radii
     assert list(plain) == ["rate x2", *batches]
     found = {name: (layer["base"]["lr"], layer["optimizer"]["rho"]) for name, layer in flat.items()}
     assert found == {
-        **{"rate x2": (0.2, 0.2), "radius x2": (0.1, 0.4), "radius x4": (0.1, 0.8)},
+        "rate x2": (0.2, 0.2),
+        "radius x2": (0.1, 0.4),
+        "radius x4": (0.1, 0.8),
         **dict.fromkeys(batches, (0.1, 0.2)),
     }
     assert flat["batch 64"]["train"] == {"batch_size": 64}
