@@ -279,7 +279,7 @@ def draw(values: Mapping[str, Any], path: Path) -> None:
     }
     costs = {label: by_row for label, by_row in costs.items() if len(by_row) > 1}
     references = [name for name in ("none", "c_flat") if name in rows]
-    figure = Figure(figsize=(6 * len(costs), 0.6 + 3.8 * len(references)), layout="constrained")
+    figure = Figure(figsize=(6 * len(costs), 0.6 + 3.8 * len(references)), dpi=110, layout="constrained")
     figure.suptitle(f"{values['title']}:\ndifference of Avg in points, 95 % paired intervals", fontsize=10)
     panels = figure.subplots(len(references), len(costs), sharex="col", squeeze=False)
     named: list[tuple[Any, list[tuple[float, float, str, str]]]] = []
@@ -307,7 +307,7 @@ def draw(values: Mapping[str, Any], path: Path) -> None:
     figure.set_layout_engine("none")  # names have to fit into the panels, not the panels around the names
     for axes, points in named:
         name_points(axes, points)
-    figure.savefig(path, dpi=110)
+    figure.savefig(path)  # as it was drawn: names are placed by the pixel
 
 
 def name_points(axes: Any, points: Sequence[tuple[float, float, str, str]]) -> None:
