@@ -32,15 +32,13 @@ from typing import Any
 import yaml
 from front_runs import ABLATED, read
 from front_streams import ROWS, STREAMS
-from front_tables import LEDGER, interval
+from front_tables import LEDGER, MARGIN, interval
 
 import cflat.paper
 from cflat._files import write_atomic, write_json
 from cflat.figures.palette import OPTIMIZERS
 from cflat.optim import get_optimizer_spec
 
-MARGIN = 1.0
-"""Points that count as no loss."""
 HOLDS, FAILS, UNTESTED = "holds here", "does not hold here", "cannot be decided here"
 SCRATCH, PRETRAINED = ("icarl", "memo"), ("ease", "ranpac")
 FRONT = "python benchmarks/front.py --out F --features FEATURES.npz --data-root DATA --weights WEIGHTS"
@@ -407,7 +405,7 @@ def plateau(runs: Runs) -> Finding:
             text = ", ".join(f"{n.removeprefix('rate ')}: {by_rate[n]:.1f}" for n in sorted(by_rate, key=rate_of))
             cells = [f"{width(by_rate)} of {len(by_rate)}", str(len(found[row]["tuned"]["avg"]))]
             rows.append([STREAMS[stream].title, ROWS[row].title, text, *cells])
-        for row in {"c_flat", "turbo"} & set(means):
+        for row in (name for name in ("c_flat", "turbo") if name in means):
             mine, plains = ({n: means[name][n] for n in means[row] if n in means["none"]} for name in (row, "none"))
             wider.append(width(mine) > width(plains))
     if not wider:

@@ -33,10 +33,9 @@ import torch
 from front_runs import (
     ABLATED,
     ABLATIONS,
-    BATCHES,
+    AS_TURBO,
+    CONDITIONS,
     PROTOCOLS,
-    RADIUS_FACTORS,
-    RATE_FACTORS,
     ROBUST_ROWS,
     Front,
     Progress,
@@ -73,7 +72,11 @@ def parse() -> argparse.Namespace:
         "--robustness", action="store_true", help=f"rows {', '.join(ROBUST_ROWS)} away from their settings"
     )
     parser.add_argument(
-        "--conditions", nargs="+", default=[], metavar="NAME", help='with --robustness: only these, as "radius x4"'
+        "--conditions",
+        nargs="+",
+        choices=[*CONDITIONS, *AS_TURBO],
+        metavar="NAME",
+        help='with --robustness: only these, such as "radius x4" or "as Turbo, radius x4"',
     )
     parser.add_argument("--ablations", action="store_true", help="vary the settings of Turbo as printed")
     parser.add_argument("--watch", action="store_true", help="repeat final runs with gradients and landscapes recorded")
@@ -82,7 +85,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--check", type=int, metavar="N", help="run N published seeds of each row again and compare")
     parser.add_argument("--fresh", action="store_true", help="run everything here, whatever the ledger holds")
     parser.add_argument("--tables-only", action="store_true", help="write tables and figures of what is finished")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if arguments.conditions and not arguments.robustness:
+        parser.error("--conditions needs --robustness")
+    return arguments
 
 
 def main() -> None:
@@ -113,7 +119,7 @@ def run_job_all(arguments: argparse.Namespace, places: Places) -> None:
         bench = STREAMS[stream]
         num_seeds = arguments.seeds or bench.seeds
         runs = arguments.trials * arguments.tuning_seeds + num_seeds
-        runs += num_seeds * (len(RATE_FACTORS) + len(RADIUS_FACTORS) + len(BATCHES)) if arguments.robustness else 0
+        runs += num_seeds * len(arguments.conditions or CONDITIONS) if arguments.robustness else 0
         runs += num_seeds * len(ABLATIONS) if arguments.ablations else 0
         total += bench.seconds * runs * sum(ROWS[name].evaluations for name in rows)
     front = Front(
@@ -125,7 +131,7 @@ def run_job_all(arguments: argparse.Namespace, places: Places) -> None:
         arguments.jobs,
         Progress(total),
         {} if arguments.fresh else published_streams(arguments.tables),
-        arguments.conditions,
+        arguments.conditions or (),
     )
     if arguments.check:
         front = replace(front, seeds=arguments.check)

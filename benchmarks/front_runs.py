@@ -42,8 +42,15 @@ PROTOCOLS = {"stream": "rows", "first-task": "first-task"}
 """Where the ledger keeps results, by what they were tuned on: the whole stream, or its first task alone."""
 ROBUST_ROWS = ("none", "c_flat", "turbo", "turbo-still")
 RATE_FACTORS, RADIUS_FACTORS, BATCHES = (0.25, 0.5, 2, 4), (2, 4), (4, 8, 32, 64)
+CONDITIONS = (
+    *(f"rate x{factor}" for factor in RATE_FACTORS),
+    *(f"radius x{factor}" for factor in RADIUS_FACTORS),
+    *(f"batch {size}" for size in BATCHES),
+)
+AS_TURBO = ("as Turbo", *(f"as Turbo, {condition}" for condition in CONDITIONS))
+"""Of plain training and C-Flat: the settings of Turbo, and away from these."""
 MEASURES = ("avg", "last", "forgetting", "evaluations_per_step")
-COLUMNS = (*MEASURES, "surrogate_error", "end_loss")
+KEPT = (*MEASURES, "surrogate_error", "end_loss")
 """What is kept of every final run."""
 WATCH_RADIUS, WATCH_EVERY = 0.05, 5
 ABLATED = "turbo-paper"
@@ -310,19 +317,18 @@ def run_robustness(front: Front, stream: str, name: str) -> dict[str, Any]:
     """
     row = ROWS[name]
     best, _ = tune_row(front, stream, name)
-    conditions = {"tuned": best.layer(row), **away_from(best, row, RATE_FACTORS)}
+    conditions = {"tuned": best.layer(row), **away_from(best, row)}
     if name in ("none", "c_flat"):
         turbos, _ = tune_row(front, stream, "turbo")
         if turbos.layer(row) != best.layer(row):
-            theirs = away_from(turbos, row, [factor for factor in RATE_FACTORS if factor > 1])
             conditions["as Turbo"] = turbos.layer(row)
-            conditions |= {f"as Turbo, {condition}": layer for condition, layer in theirs.items()}
+            conditions |= {f"as Turbo, {other}": layer for other, layer in away_from(turbos, row).items()}
     return run_conditions(front, stream, name, best, conditions, "robustness")
 
 
-def away_from(point: Point, row: Row, rate_factors: Sequence[float]) -> dict[str, dict[str, Any]]:
+def away_from(point: Point, row: Row) -> dict[str, dict[str, Any]]:
     """Return the settings of a row at other rates, at greater radii if it has one, and with other batches."""
-    points = {f"rate x{factor}": Point(point.rate * factor, point.radius) for factor in rate_factors}
+    points = {f"rate x{factor}": Point(point.rate * factor, point.radius) for factor in RATE_FACTORS}
     if row.radius is not None:
         points |= {f"radius x{factor}": Point(point.rate, point.radius * factor) for factor in RADIUS_FACTORS}
     batches = {f"batch {size}": merge(point.layer(row), {"train": {"batch_size": size}}) for size in BATCHES}
@@ -352,7 +358,7 @@ def run_conditions(
             continue
         known = results.get(condition, {})
         if condition == "tuned" and is_same:
-            known = {key: values[: len(front.final_seeds(bench))] for key, values in result.items() if key in COLUMNS}
+            known = {key: values[: len(front.final_seeds(bench))] for key, values in result.items() if key in KEPT}
         folder = final_folder(best, row) + ("" if condition == "tuned" else "-" + condition.replace(" ", "-"))
         results[condition] = run_final(front, f"{stream}/{name}/{folder}", bench, row, layer, known)
     save(front.out / stream / name / f"{part}.json", results)

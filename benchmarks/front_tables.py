@@ -22,7 +22,7 @@ PARTS = ("first-task", "robustness", "ablations", "watched")
 """Of a row, besides its result: files of these names."""
 FLAGSHIP, RIVALS = "turbo", ("none", "none-nesterov", "c_flat")
 MARGIN = 1.0
-"""Points that Turbo must not lose against the better of plain training and exact C-Flat."""
+"""Points of difference that count as none: of the claims, and of Turbo against the better of SGD and C-Flat."""
 LINEAR = 10
 """Points of difference up to which the figures have a linear scale."""
 COLUMNS = (

@@ -59,27 +59,22 @@ def test_final_runs_hold_no_training_images_out_and_look_at_test_images() -> Non
 def test_conditions_that_are_known_are_kept_and_the_tuned_ones_are_the_final_runs(tmp_path: Path) -> None:
     trials = [{"avg": avg} for avg in (0.5, 0.7, 0.6)]
     best = front.best_of(front.design(STREAMS["digits-class"], 3), trials)
-    finals = {column: [0.1, 0.2, 0.3, 0.4] for column in front.COLUMNS}
-    known = {"radius x4": {column: [0.5, 0.6] for column in front.COLUMNS}}
+    finals = {column: [0.1, 0.2, 0.3, 0.4] for column in front.KEPT}
+    known = {"radius x4": {column: [0.5, 0.6] for column in front.KEPT}}
     row = {"settings": best.layer(ROWS["turbo"]), "tuning": [3, 1], "trials": trials, **finals}
     published = {"digits-class": {"rows": {"turbo": row}, "robustness": {"turbo": known}}}
     request = front.Front(tmp_path, PLACES, 3, 1, 2, 1, front.Progress(1.0), published, ("radius x4",))
     found = front.run_robustness(request, "digits-class", "turbo")
-    assert found == {**known, "tuned": {column: [0.1, 0.2] for column in front.COLUMNS}}
+    assert found == {**known, "tuned": {column: [0.1, 0.2] for column in front.KEPT}}
 
 
 def test_away_from_the_tuned_settings_only_rows_with_a_radius_have_greater_radii() -> None:
     point = front.Point(0.1, 0.2)
-    plain, flat = (front.away_from(point, ROWS[name], (2,)) for name in ("none", "c_flat"))
-    batches = [f"batch {size}" for size in front.BATCHES]
-    assert list(plain) == ["rate x2", *batches]
+    plain, flat = (front.away_from(point, ROWS[name]) for name in ("none", "c_flat"))
+    assert tuple(flat) == front.CONDITIONS
+    assert list(plain) == [condition for condition in flat if "radius" not in condition]
     found = {name: (layer["base"]["lr"], layer["optimizer"]["rho"]) for name, layer in flat.items()}
-    assert found == {
-        "rate x2": (0.2, 0.2),
-        "radius x2": (0.1, 0.4),
-        "radius x4": (0.1, 0.8),
-        **dict.fromkeys(batches, (0.1, 0.2)),
-    }
+    assert (found["rate x0.5"], found["radius x4"], found["batch 64"]) == ((0.05, 0.2), (0.1, 0.8), (0.1, 0.2))
     assert flat["batch 64"]["train"] == {"batch_size": 64}
 
 
