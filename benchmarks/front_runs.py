@@ -358,7 +358,8 @@ def run_conditions(
             continue
         known = results.get(condition, {})
         if condition == "tuned" and is_same:
-            known = {key: values[: len(front.final_seeds(bench))] for key, values in result.items() if key in KEPT}
+            count = max(len(front.final_seeds(bench)), len(known.get("avg", ())))
+            known = {key: values[:count] for key, values in result.items() if key in KEPT}
         folder = final_folder(best, row) + ("" if condition == "tuned" else "-" + condition.replace(" ", "-"))
         results[condition] = run_final(front, f"{stream}/{name}/{folder}", bench, row, layer, known)
     save(front.out / stream / name / f"{part}.json", results)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
 
@@ -66,6 +67,10 @@ def test_conditions_that_are_known_are_kept_and_the_tuned_ones_are_the_final_run
     request = front.Front(tmp_path, PLACES, 3, 1, 2, 1, front.Progress(1.0), published, ("radius x4",))
     found = front.run_robustness(request, "digits-class", "turbo")
     assert found == {**known, "tuned": {column: [0.1, 0.2] for column in front.KEPT}}
+    fewer = replace(
+        request, seeds=1, published={"digits-class": {"rows": {"turbo": row}, "robustness": {"turbo": found}}}
+    )
+    assert front.run_robustness(fewer, "digits-class", "turbo") == found
 
 
 def test_away_from_the_tuned_settings_only_rows_with_a_radius_have_greater_radii() -> None:
