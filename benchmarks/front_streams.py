@@ -321,12 +321,12 @@ def _turbo(title: str, cost: float, /, **settings: Any) -> Row:
 
 
 _FIRST_VERSION = {"surrogate": "measured", "keep": 0.8, "full_every": 10, "is_guarded": True, "evaluations": 1.3}
-"""Turbo's default before it looked ahead, predicted with the root of |g| and made up for what it missed."""
+"""Turbo's first default: no look-ahead, in proportion to |g|, nothing made up, no bound."""
 
 ROWS: dict[str, Row] = {
     "none": Row("SGD", {"name": "none"}, 1.0, radius=None),
     "c_flat": Row("C-Flat", {"name": "c_flat"}, 4.0),
-    "turbo": _turbo("C-Flat Turbo", 1.3),
+    "turbo": _turbo("C-Flat Turbo", 1.4),
     "turbo-still": _turbo("C-Flat Turbo, first version", 1.3, rules=_FIRST_VERSION),
     "ahead": Row("C-Flat Turbo, rho=1e-6: looks ahead only", {"name": "c_flat_turbo", "rho": 1e-6}, 1.3, radius=None),
     "turbo-steady": _turbo("C-Flat Turbo, steady", 1.3, rules="steady"),
@@ -351,7 +351,7 @@ ROWS: dict[str, Row] = {
     "c_flat_plus": Row("C-Flat++", {"name": "c_flat_plus"}, 2.5),
     "turbo-measured": _turbo("C-Flat Turbo, measured", 1.4, rules="measured"),
     "turbo-1.15": _turbo("C-Flat Turbo, 1.15 evaluations", 1.15, evaluations=1.15),
-    "turbo-1.4": _turbo("C-Flat Turbo, 1.4 evaluations", 1.4, evaluations=1.38),  # the first step of a task adds to it
+    "turbo-1.3": _turbo("C-Flat Turbo, 1.3 evaluations", 1.3, evaluations=1.3),
     "turbo-1.5": _turbo("C-Flat Turbo, 1.5 evaluations", 1.5, evaluations=1.5),
     "turbo-paper-reuse": _turbo("C-Flat Turbo, paper, reuse only", 2.3, rules="paper", trigger=False, schedule=False),
     "turbo-steady-reuse": _turbo(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,6 +40,8 @@ class Algorithm:
         self.rho = 0.0
         self.t = -1
         self.j = 0
+        self.groups: list[dict[str, Any]] = []
+        """Rates and momentum of the base optimizer, for algorithms that bound its steps."""
 
     def start_task(self, index: int, num_tasks: int | None) -> None:
         """Forget what belongs to one task."""

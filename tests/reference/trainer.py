@@ -24,6 +24,7 @@ class ReferenceTrainer:
 
     def __init__(self, model: nn.Module, base: Optimizer, algorithm: Algorithm, loss: Loss) -> None:
         self.model, self.base, self.algorithm, self.loss = model, base, algorithm, loss
+        algorithm.groups = base.param_groups
         self.params = dict(model.named_parameters())
         self.buffers = dict(model.named_buffers())
         self.losses: list[float] = []

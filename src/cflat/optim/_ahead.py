@@ -1,4 +1,4 @@
-"""Where the momentum of the base optimizer is heading: the weights some steps further along it."""
+"""Where the momentum of the base optimizer is heading, and how much curvature it can bear on the way."""
 
 from __future__ import annotations
 
@@ -71,6 +71,23 @@ def weights_ahead(params: Sequence[Tensor], base: Optimizer, steps: float) -> It
     finally:
         with torch.no_grad():
             weights.restore()
+
+
+def bearable_curvature(base: Optimizer, ahead: float) -> float:
+    """Return the curvature from which on the steps of SGD go too far, its gradients being taken some steps ahead.
+
+    On a parabola of curvature h, SGD with rate r, momentum b and gradients from s steps ahead converges while
+    r h < 2 (1 + b) / (1 + 2 s). Half of that is the limit here: without momentum, the step to the minimum. Nesterov's
+    momentum looks b steps further. Infinite for optimizers whose steps do not grow with the gradient, as Adam's.
+    """
+    if not isinstance(base, SGD):
+        return math.inf
+    limits = []
+    for group in base.param_groups:
+        rate, momentum = float(group["lr"]) * (1 - group["dampening"]), group["momentum"]
+        steps = ahead + momentum if group["nesterov"] else ahead
+        limits.append((1 + momentum) / (1 + 2 * steps) / rate if rate > 0 else math.inf)
+    return min(limits)
 
 
 def _has_momentum(base: Optimizer, param: Tensor) -> bool:

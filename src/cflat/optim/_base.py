@@ -185,6 +185,10 @@ class SharpnessAware(Wrapper):
         """Note how far a surrogate was from what this step has computed; counted when the step completes."""
         self._noted["error"], self._noted["error_orthogonal"] = error, orthogonal
 
+    def note_shortened(self, share: float) -> None:
+        """Note that only this share of a step was taken; counted when the step completes."""
+        self._noted["share"] = share
+
     # -- the two doors ------------------------------------------------------------------------------------------
 
     def step(  # type: ignore[override]

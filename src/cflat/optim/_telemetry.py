@@ -59,6 +59,7 @@ class Telemetry:
         flatness: Outcomes of the first-order branch (g_f).
         surrogate: Error of the surrogates, measured at refreshes; Turbo's printed rules measure their sharpness branch.
         nonfinite: Steps that were skipped because a gradient was Inf or NaN.
+        shortened: Steps that were shortened because the learning rate was too high for the curvature that was measured.
         cache_age: For each cached branch, the steps since it was computed exactly.
         last: Norms and decisions of the last completed step.
     """
@@ -69,6 +70,7 @@ class Telemetry:
     flatness: BranchCounter = field(default_factory=BranchCounter)
     surrogate: SurrogateError = field(default_factory=SurrogateError)
     nonfinite: int = 0
+    shortened: int = 0
     cache_age: dict[str, int] = field(default_factory=dict)
     last: dict[str, Any] = field(default_factory=dict)
 
@@ -91,6 +93,7 @@ class Telemetry:
                 setattr(counter, outcome, getattr(counter, outcome) + 1)
         if "error" in noted:
             self.surrogate.add(noted["error"], noted["error_orthogonal"])
+        self.shortened += "share" in noted
         self.last = {"evaluations": num_evaluations, **noted}
 
     def as_dict(self) -> dict[str, Any]:
@@ -104,4 +107,5 @@ class Telemetry:
         self.flatness = BranchCounter(**values["flatness"])
         self.surrogate = SurrogateError(**values.get("surrogate", {}))  # states of version 0.1 have none
         self.nonfinite, self.cache_age = values["nonfinite"], dict(values["cache_age"])
+        self.shortened = values.get("shortened", 0)  # states of earlier versions have none
         self.last = dict(values["last"])

@@ -14,6 +14,10 @@ Where `TurboRules.power` is below 1, d^ grows with |g|^power instead of |g|: a a
 All gradients of a step are taken around the weights where `CFlatTurbo.ahead` more steps along the momentum would lead:
 theta below is that point, and e says how well C-Flat is predicted there. 0 stays where the weights are.
 
+Where `TurboRules.is_bounded`, a step is shortened if SGD would overshoot with it: each refresh measures the curvature
+h = |g_s - g| / rho along its gradient, which is predicted like d in between, and a step is multiplied by H / h where
+h is above the H of `bearable_curvature`.
+
 A full refresh takes four evaluations. Where `TurboRules.full_every` is above 1, most refreshes are half ones of two:
 they compute g_s and take d = (1 + phi) (g_s - g), phi being the mean of |d| / |g_s - g| - 1 over the full ones.
 """
@@ -27,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from cflat.optim._ahead import look_ahead, steps_within_reach
+from cflat.optim._ahead import bearable_curvature, look_ahead, steps_within_reach
 from cflat.optim._passes import Direction
 from cflat.optim._surrogate import Products, surrogate_errors
 from cflat.optim._vectors import EPS, Vector, dot, read
@@ -64,7 +68,7 @@ class Measured:
     def __init__(self, turbo: CFlatTurbo) -> None:
         self.turbo = turbo
         self.memory = turbo.memory("u")
-        self.along, self.across, self.phi, self.error = _Mean(), _Mean(), _Mean(), _Mean()
+        self.along, self.across, self.phi, self.error, self.curvature = (_Mean() for _ in _MEANS)
         self.refreshes = 0
         self.refreshed_at = self.fully_refreshed_at = 0
         self.credit = 0.0
@@ -129,7 +133,7 @@ class Measured:
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint must hold besides the memory."""
-        means = {name: asdict(getattr(self, name)) for name in ("along", "across", "phi", "error")}
+        means = {name: asdict(getattr(self, name)) for name in _MEANS}
         counts = {name: getattr(self, name) for name in _COUNTS}
         return {**means, **counts}
 
@@ -180,25 +184,37 @@ class Measured:
         scale = length ** (self.turbo.rules.power - 1) if length > 0 else 0.0
         return _clip(self.along.value * scale, ALONG), _clip(self.across.value * scale, (0.0, ACROSS[1]))
 
+    def _bearable_share(self, length: float) -> float:
+        """Return how much of a step with a gradient of this length SGD can take and not overshoot; noted if not all."""
+        turbo = self.turbo
+        if not turbo.rules.is_bounded or turbo.is_exact:
+            return 1.0
+        curvature = self.curvature.value * length**turbo.rules.power
+        limit = bearable_curvature(turbo.base, turbo.ahead)
+        if curvature <= limit:
+            return 1.0
+        turbo.note_shortened(limit / curvature)
+        return limit / curvature
+
     def _predict(self, g: Vector, params: Sequence[Tensor]) -> Vector:
         """Return (1 + a) g + c |g| u in the memory of g."""
-        turbo = self.turbo
+        turbo, share = self.turbo, self._bearable_share(g.norm)
         if self._is_useless:
             turbo.count("sharpness", "skipped", g=g.norm)
             turbo.count("flatness", "skipped")
-            return g
+            return g if share == 1 else g.scale_(share)
         turbo.count("sharpness", "reused", g=g.norm)
         turbo.count("flatness", "reused")
         a, c = self._coefficients(g.norm)
-        length = c * g.norm
+        length = c * g.norm * share
         u = self.memory.recall(params, like=g) if length else None
-        g.scale_(1 + a)
+        g.scale_((1 + a) * share)
         return g if u is None else g.add_(u, length / (u.norm + EPS))
 
     def _learn(self, params: Sequence[Tensor], g: Vector, d: Vector, direction: Vector, sharpness: float = 0.0) -> None:
         """Set d against its prediction, take it into the means, and keep its direction, in the memory of d.
 
-        What the predictions have missed is added to ``direction``.
+        What the predictions have missed is added to ``direction``, which is shortened if it would go too far.
         """
         u = self.memory.recall(params, like=g) if self.memory else None
         products = [dot(d, g)] if u is None else [dot(d, g), dot(d, u), dot(g, u)]
@@ -217,8 +233,13 @@ class Measured:
         self.along.add(_clip(found.along, ALONG) * scale)
         if u is not None:
             self.across.add(_clip(found.vu / found.g, ACROSS) * scale)
+        steepness = (sharpness or length / (1 + self.phi.value)) / self.turbo.rho
+        self.curvature.add(steepness / found.g**self.turbo.rules.power)
         if sharpness > 0:
             self.phi.add(length / sharpness - 1)
+        share = self._bearable_share(found.g)
+        if share < 1:
+            direction.scale_(share)
         self._keep(params, d.remove_along_(g, inner[0]), u, found)
 
     def _make_up(self, direction: Vector, g: Vector, d: Vector, u: Vector | None, used: tuple[float, float]) -> None:
@@ -248,6 +269,7 @@ class Measured:
         self.memory.store(params, v)
 
 
+_MEANS = ("along", "across", "phi", "error", "curvature")
 _COUNTS = ("refreshes", "refreshed_at", "fully_refreshed_at", "credit")
 
 

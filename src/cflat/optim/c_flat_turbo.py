@@ -47,6 +47,8 @@ class TurboRules:
         keep: Share of the past in the cached direction of a measured surrogate; 0 keeps the last one alone.
         full_every: Of so many refreshes of a measured surrogate one computes the flatness term, too.
         is_guarded: Whether a measured surrogate is left out while its error is 1 or more.
+        is_bounded: Whether steps are shortened where SGD would overshoot, by the curvature that refreshes of a measured
+            surrogate have seen: a learning rate that is too high does not make training diverge.
         evaluations: Budget in evaluations per step of a measured surrogate; None refreshes by the interval k.
         ahead: Steps along the momentum to where a measured surrogate takes its gradients; 0 stays at the weights.
         dispersion: Sigma of the trigger is the moving ``"variance"``, as printed, or the ``"deviation"``, its root,
@@ -61,6 +63,7 @@ class TurboRules:
     keep: Fraction = 0.0
     full_every: Count = 1
     is_guarded: bool = False
+    is_bounded: bool = False
     evaluations: float | None = None
     ahead: NotNegative = 0.0
     dispersion: Literal["variance", "deviation"] = "variance"
@@ -82,7 +85,15 @@ class TurboRules:
 
 _NAMED_RULES = {
     "adaptive": TurboRules(
-        "measured", power=0.5, make_up=2, keep=0.8, full_every=10, is_guarded=True, evaluations=1.3, ahead=5.0
+        "measured",
+        power=0.5,
+        make_up=2,
+        keep=0.8,
+        full_every=10,
+        is_guarded=True,
+        is_bounded=True,
+        evaluations=1.38,  # with the exact step that begins a task, 1.4 in all
+        ahead=5.0,
     ),
     "measured": TurboRules("measured"),
     "steady": TurboRules("calibrated", dispersion="deviation", refresh="age"),
@@ -94,7 +105,7 @@ _NAMED_RULES = {
     "c_flat_turbo",
     title="C-Flat Turbo",
     summary="C-Flat approximated from earlier measurements, within an evaluation budget",
-    evaluations="1.3, or as set",
+    evaluations="1.4, or as set",
     held=4,
     kept=1,
     paper="A Faster Path to Continual Learning (2026)",
@@ -102,7 +113,7 @@ _NAMED_RULES = {
 class CFlatTurbo(SharpnessAware):
     """Descend along C-Flat's direction, computed on some steps and predicted on the others.
 
-    By default most steps take one evaluation, some two, a few four: 1.3 on average or less. One gradient-sized buffer
+    By default most steps take one evaluation, some two, a few four: 1.4 on average or less. One gradient-sized buffer
     is kept between steps, three more are held during extra evaluations. ``telemetry.surrogate`` says how far the
     predictions were from C-Flat.
 
@@ -113,7 +124,7 @@ class CFlatTurbo(SharpnessAware):
         rho_fd: Step of the finite difference in g_f (rho'); None means ``rho``.
         lam: Weight of the flatness term; at least 0.
         evaluations: Budget in evaluations per step, above 1 and at most 4; predictions that are good enough make it
-            cost less. None uses the default of the rules: 1.3 for ``"adaptive"``; with the others, refreshes follow
+            cost less. None uses the default of the rules: 1.38 for ``"adaptive"``; with the others, refreshes follow
             ``k``.
         ahead: Take all gradients at the weights to which this many further steps along the momentum of ``base`` would
             lead, but no farther than a tenth of the length of the weights; at least 0. None is the default of the
@@ -134,7 +145,7 @@ class CFlatTurbo(SharpnessAware):
     >>> model = torch.nn.Linear(2, 1)
     >>> opt = CFlatTurbo(torch.optim.SGD(model.parameters(), lr=0.1), model=model, rho=0.05)
     >>> opt.evaluations
-    1.3
+    1.38
     >>> opt = CFlatTurbo(torch.optim.SGD(model.parameters(), lr=0.1), model=model, rho=0.05, k=5)
     >>> opt.start_task(3, num_tasks=10)
     >>> opt.interval
@@ -189,8 +200,12 @@ class CFlatTurbo(SharpnessAware):
     @property
     def looks_ahead(self) -> bool:
         """Whether the first gradient of a step is not taken where the step begins; exact C-Flat takes it there."""
-        is_exact = self.refreshes_always or (self.evaluations is not None and self.evaluations >= 4)
-        return self.ahead > 0 and not is_exact
+        return self.ahead > 0 and not self.is_exact
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether every step is C-Flat's, by interval or by budget."""
+        return self.refreshes_always or (self.evaluations is not None and self.evaluations >= 4)
 
     @property
     def refreshes_always(self) -> bool:

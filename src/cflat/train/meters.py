@@ -35,6 +35,8 @@ class Cost:
     """The part of it that is orthogonal to the reference gradient."""
     nonfinite_steps: int
     """Steps that were skipped because a gradient was Inf or NaN."""
+    shortened_steps: int = 0
+    """Steps that Turbo shortened because the learning rate was too high for the curvature that it measured."""
     step_seconds: float
     """Mean time of a step, data excluded."""
     data_seconds: float
@@ -63,6 +65,7 @@ class CostMeter:
     warm_data_seconds: float = 0.0
     evaluations: int = 0
     nonfinite: int = 0
+    shortened: int = 0
     branches: dict[str, int] = field(default_factory=dict)
     surrogate: dict[str, float] = field(default_factory=dict)
     """Number and sums of the measured surrogate errors, as in `SurrogateError`."""
@@ -85,6 +88,7 @@ class CostMeter:
         """Take over an optimizer's counters when its phase ends."""
         self.evaluations += telemetry.evaluations
         self.nonfinite += telemetry.nonfinite
+        self.shortened += telemetry.shortened
         self.flops += telemetry.steps * flops_per_step + telemetry.evaluations * flops_per_evaluation
         for name, value in asdict(telemetry.surrogate).items():
             self.surrogate[name] = self.surrogate.get(name, 0) + value
@@ -117,6 +121,7 @@ class CostMeter:
             surrogate_error=surrogate.mean,
             surrogate_error_orthogonal=surrogate.mean_orthogonal,
             nonfinite_steps=self.nonfinite,
+            shortened_steps=self.shortened,
             step_seconds=step_seconds / steps if steps else 0.0,
             data_seconds=data_seconds / steps if steps else 0.0,
             peak_memory_bytes=peak_memory_bytes(),
