@@ -61,6 +61,7 @@ def cost_table(groups: Sequence[Group]) -> Table:
         "flatness steps": lambda group: _kinds(group, "flatness"),
         "surrogate error": _surrogate,
         "non-finite": lambda group: _mean(group, lambda summary: summary.cost.nonfinite_steps, 0),
+        "shortened": lambda group: _mean(group, lambda summary: summary.cost.shortened_steps, 0),
         "peak memory (MiB)": lambda group: _mean(group, lambda summary: summary.cost.peak_memory_bytes / 2**20, 0),
         "TFLOP": lambda group: _mean(group, lambda summary: summary.cost.flops / 1e12, 3),
         "seconds": lambda group: _mean(group, lambda summary: summary.seconds, 1),
@@ -70,7 +71,8 @@ def cost_table(groups: Sequence[Group]) -> Table:
         "Means over seeds. Steps by kind: refreshed (the direction was computed exactly) / reused (rebuilt from its "
         "cache) / skipped (left out by the trigger or as useless). Surrogate error: distance of what stood in for "
         "C-Flat's increment, relative to it, at refreshes; in brackets the part orthogonal to the gradient. At 1 or "
-        "more, plain training is nearer to C-Flat. TFLOP: estimated from matrix products and convolutions."
+        "more, plain training is nearer to C-Flat. Shortened: steps of Turbo that would have overshot at this learning "
+        "rate, by the curvature that it measured. TFLOP: estimated from matrix products and convolutions."
     )
     return Table("Cost", tuple(columns), rows, note)
 

@@ -36,6 +36,7 @@ class EpochRecord:
     cache_age: dict[str, int]
     surrogate: dict[str, Measured] = field(default_factory=dict)
     nonfinite: int = 0
+    shortened: int = 0
     last: dict[str, Any] = field(default_factory=dict)
 
 
