@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import cflat
 from cases import ADAPTIVE, BASES, MEASURED_VARIANTS, MLP, PRINTED_VARIANTS, Case, closure_of, loss_of, train
+from cflat.optim._ahead import bearable_curvature
 from cflat.optim._surrogate import Products, surrogate_errors
 from reference import REFERENCES, ReferenceTrainer
 
@@ -243,6 +244,106 @@ def test_a_base_without_known_momentum_is_not_followed(base) -> None:
 )
 def test_what_is_c_flat_or_printed_stays_at_the_weights(keywords) -> None:
     assert not turbo(**keywords)[1].looks_ahead
+
+
+# -- steps that would overshoot ------------------------------------------------------------------------------
+
+
+def parabola(base: torch.optim.Optimizer, theta: torch.Tensor, curvature: float, ahead: float, num_steps: int) -> float:
+    """Return how far from the minimum training ends that takes its gradients some steps ahead."""
+    for _ in range(num_steps):
+        buffer = base.state[theta].get("momentum_buffer")
+        move = 0.0 if buffer is None else -base.param_groups[0]["lr"] * buffer
+        theta.grad = curvature * (theta.detach() + ahead * move)
+        base.step()
+        if abs(theta.item()) > 1e3:
+            break
+    return abs(theta.item())
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.3, 0.9, 0.95])
+@pytest.mark.parametrize("ahead", [0.0, 1.0, 5.0])
+@pytest.mark.parametrize("kind", ["", "nesterov", "damped"])
+def test_twice_the_bearable_curvature_is_where_sgd_diverges(momentum: float, ahead: float, kind: str) -> None:
+    ahead = ahead if momentum else 0.0
+    for factor in (1.96, 2.04):
+        theta = torch.nn.Parameter(torch.ones((), dtype=torch.float64))
+        keywords = {"nesterov": kind == "nesterov" and momentum > 0, "dampening": 0.4 if kind == "damped" else 0.0}
+        base = torch.optim.SGD([theta], lr=0.02, momentum=momentum, **keywords)
+        curvature = factor * bearable_curvature(base, ahead)
+        end = parabola(base, theta, curvature, ahead, 3000)
+        assert end < 1e-2 if factor < 2 else end > 1e2
+
+
+def test_only_sgd_can_overshoot_and_the_fastest_group_decides() -> None:
+    theta, other = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
+    assert bearable_curvature(torch.optim.Adam([theta], lr=10.0), 5.0) == math.inf
+    groups = [{"params": [theta], "lr": 0.1}, {"params": [other], "lr": 0.4}]
+    assert bearable_curvature(torch.optim.SGD(groups), 0.0) == pytest.approx(1 / 0.4)
+    assert bearable_curvature(torch.optim.SGD([theta], lr=0.0), 0.0) == math.inf
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_a_rate_that_is_too_high_does_not_diverge(momentum: float) -> None:
+    """A valley of curvatures 1 and 50: SGD bears rates of up to 0.04 without momentum and 0.076 with it."""
+    curvatures = torch.tensor([1.0, 50.0], dtype=torch.float64)
+
+    def end(make, lr: float) -> tuple[float, torch.optim.Optimizer]:
+        theta = torch.nn.Parameter(torch.ones(2, dtype=torch.float64))
+        optimizer = make(torch.optim.SGD([theta], lr=lr, momentum=momentum))
+
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = (curvatures * theta**2).sum() / 2
+            loss.backward()
+            return loss
+
+        for _ in range(300):
+            optimizer.step(closure)
+        return theta.abs().max().item(), optimizer
+
+    def make_turbo(base):
+        return cflat.CFlatTurbo(base, rho=0.01)
+
+    reached, optimizer = end(make_turbo, 0.2)
+    assert reached < 0.2
+    assert optimizer.telemetry.shortened > 100
+    assert end(cflat.Plain, 0.2)[0] > 1e6
+    reached, optimizer = end(make_turbo, 0.001)
+    assert (reached < 1, optimizer.telemetry.shortened) == (True, 0)
+
+
+def test_shortened_steps_are_those_of_the_reference() -> None:
+    """Parity is tested elsewhere; here, that it covers steps that are shortened and steps that are not."""
+    model, copy = MLP.model(), MLP.model()
+    optimizer = ADAPTIVE.make(BASES["sgd"](model), model=model)
+    trainer = ReferenceTrainer(copy, BASES["sgd"](copy), REFERENCES[ADAPTIVE.name](**ADAPTIVE.settings), loss_of)
+    shares = []
+    for step in range(120):
+        optimizer.step(closure_of(model, MLP.batch(step)))
+        trainer.step(MLP.batch(step))
+        shares.append(optimizer.telemetry.last.get("share", 1.0))
+    assert shares == pytest.approx(trainer.algorithm.shares, rel=1e-7)
+    assert 0 < optimizer.telemetry.shortened == sum(share < 1 for share in shares) < 120
+
+
+@pytest.mark.parametrize("keywords", [{"k": 1, "schedule": False}, {"evaluations": 4}, {"rules": "measured"}])
+def test_c_flat_and_the_rule_of_the_design_note_are_not_bounded(keywords) -> None:
+    model = MLP.model()
+    optimizer = cflat.CFlatTurbo(torch.optim.SGD(model.parameters(), lr=2.0), model=model, **keywords)
+    train(optimizer, model, MLP, 20)
+    assert optimizer.telemetry.shortened == 0
+
+
+def test_a_state_from_before_the_bound_loads() -> None:
+    model, optimizer = turbo()
+    train(optimizer, model, MLP, 10)
+    state = optimizer.state_dict()
+    del state["wrapper"]["extra"]["curvature"], state["wrapper"]["telemetry"]["shortened"]
+    model, other = turbo()
+    other.load_state_dict(state)
+    assert (other.telemetry.steps, other.telemetry.shortened) == (10, 0)
+    train(other, model, MLP, 3, start=10)
 
 
 # -- settings ------------------------------------------------------------------------------------------------

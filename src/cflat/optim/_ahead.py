@@ -84,7 +84,9 @@ def bearable_curvature(base: Optimizer, ahead: float) -> float:
         return math.inf
     limits = []
     for group in base.param_groups:
-        rate, momentum = float(group["lr"]) * (1 - group["dampening"]), group["momentum"]
+        rate, momentum = float(group["lr"]), group["momentum"]
+        if momentum > 0:  # torch dampens nothing without it
+            rate *= 1 - group["dampening"]
         steps = ahead + momentum if group["nesterov"] else ahead
         limits.append((1 + momentum) / (1 + 2 * steps) / rate if rate > 0 else math.inf)
     return min(limits)
