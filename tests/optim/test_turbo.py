@@ -335,6 +335,16 @@ def test_c_flat_and_the_rule_of_the_design_note_are_not_bounded(keywords) -> Non
     assert optimizer.telemetry.shortened == 0
 
 
+@pytest.mark.parametrize(("dtype", "rho"), [(torch.float32, 1e-7), (torch.bfloat16, 1e-3)])
+def test_rounding_errors_are_not_taken_for_curvature(dtype: torch.dtype, rho: float) -> None:
+    """At such a radius gradients differ by rounding alone; divided by it, that would be any curvature."""
+    model = MLP.model(dtype)
+    optimizer = cflat.CFlatTurbo(BASES["sgd"](model), model=model, rho=rho, evaluations=2.0)
+    train(optimizer, model, MLP, 60)
+    assert optimizer.telemetry.sharpness.refreshed > 20
+    assert optimizer.telemetry.shortened == 0
+
+
 def test_a_state_from_before_the_bound_loads() -> None:
     model, optimizer = turbo()
     train(optimizer, model, MLP, 10)

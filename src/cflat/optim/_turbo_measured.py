@@ -15,8 +15,8 @@ All gradients of a step are taken around the weights where `CFlatTurbo.ahead` mo
 theta below is that point, and e says how well C-Flat is predicted there. 0 stays where the weights are.
 
 Where `TurboRules.is_bounded`, a step is shortened if SGD would overshoot with it: each refresh measures the curvature
-h = |g_s - g| / rho along its gradient, which is predicted like d in between, and a step is multiplied by H / h where
-h is above the H of `bearable_curvature`.
+h = |g_s - g| / rho along its gradient, unless the difference is lost in rounding. In between h is predicted like d, and
+a step is multiplied by H / h where h is above the H of `bearable_curvature`.
 
 A full refresh takes four evaluations. Where `TurboRules.full_every` is above 1, most refreshes are half ones of two:
 they compute g_s and take d = (1 + phi) (g_s - g), phi being the mean of |d| / |g_s - g| - 1 over the full ones.
@@ -29,6 +29,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from cflat.optim._ahead import bearable_curvature, look_ahead, steps_within_reach
@@ -233,8 +234,9 @@ class Measured:
         self.along.add(_clip(found.along, ALONG) * scale)
         if u is not None:
             self.across.add(_clip(found.vu / found.g, ACROSS) * scale)
-        steepness = (sharpness or length / (1 + self.phi.value)) / self.turbo.rho
-        self.curvature.add(steepness / found.g**self.turbo.rules.power)
+        increment = sharpness or length / (1 + self.phi.value)  # |g_s - g|
+        if increment > _resolution(g) * found.g:
+            self.curvature.add(increment / self.turbo.rho / found.g**self.turbo.rules.power)
         if sharpness > 0:
             self.phi.add(length / sharpness - 1)
         share = self._bearable_share(found.g)
@@ -271,6 +273,11 @@ class Measured:
 
 _MEANS = ("along", "across", "phi", "error", "curvature")
 _COUNTS = ("refreshes", "refreshed_at", "fully_refreshed_at", "credit")
+
+
+def _resolution(g: Vector) -> float:
+    """Return which relative change of a gradient is no rounding error: as for any finite difference, sqrt(eps)."""
+    return math.sqrt(max((torch.finfo(tensor.dtype).eps for tensor in g.tensors), default=0.0))
 
 
 def _clip(value: float, bounds: tuple[float, float]) -> float:
