@@ -264,22 +264,22 @@ def parabola(base: torch.optim.Optimizer, theta: torch.Tensor, curvature: float,
 @pytest.mark.parametrize("momentum", [0.0, 0.3, 0.9, 0.95])
 @pytest.mark.parametrize("ahead", [0.0, 1.0, 5.0])
 @pytest.mark.parametrize("kind", ["", "nesterov", "damped"])
-def test_twice_the_bearable_curvature_is_where_sgd_diverges(momentum: float, ahead: float, kind: str) -> None:
+def test_the_bearable_curvature_is_where_sgd_diverges(momentum: float, ahead: float, kind: str) -> None:
     ahead = ahead if momentum else 0.0
-    for factor in (1.96, 2.04):
+    for factor in (0.98, 1.02):
         theta = torch.nn.Parameter(torch.ones((), dtype=torch.float64))
         keywords = {"nesterov": kind == "nesterov" and momentum > 0, "dampening": 0.4 if kind == "damped" else 0.0}
         base = torch.optim.SGD([theta], lr=0.02, momentum=momentum, **keywords)
         curvature = factor * bearable_curvature(base, ahead)
         end = parabola(base, theta, curvature, ahead, 3000)
-        assert end < 1e-2 if factor < 2 else end > 1e2
+        assert end < 1e-2 if factor < 1 else end > 1e2
 
 
 def test_only_sgd_can_overshoot_and_the_fastest_group_decides() -> None:
     theta, other = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
     assert bearable_curvature(torch.optim.Adam([theta], lr=10.0), 5.0) == math.inf
     groups = [{"params": [theta], "lr": 0.1}, {"params": [other], "lr": 0.4}]
-    assert bearable_curvature(torch.optim.SGD(groups), 0.0) == pytest.approx(1 / 0.4)
+    assert bearable_curvature(torch.optim.SGD(groups), 0.0) == pytest.approx(2 / 0.4)
     assert bearable_curvature(torch.optim.SGD([theta], lr=0.0), 0.0) == math.inf
 
 

@@ -202,8 +202,8 @@ class MeasuredTurbo(Algorithm):
         return self.bounded(g + d + missed, g)
 
     def bounded(self, direction: Tensor, g: Tensor) -> Tensor:
-        """The direction, shortened if curvature and rate make SGD overshoot: rate * curvature at most half of the limit
-        of stability of momentum b whose gradients are taken some steps ahead, 2 (1 + b) / (1 + 2 ahead)."""
+        """The direction, shortened if curvature and rate make SGD unstable, whose momentum is b and whose gradients are
+        taken some steps ahead: rate * curvature at most 2 (1 + b) / (1 + 2 ahead)."""
         is_exact = self.k == 1 if self.budget is None else self.budget >= 4
         if not self.is_adaptive or is_exact or "momentum" not in self.groups[0]:
             return direction
@@ -212,7 +212,7 @@ class MeasuredTurbo(Algorithm):
         for group in self.groups:
             b, rate = group["momentum"], group["lr"]
             ahead = self.ahead + b * group["nesterov"]
-            share = min(share, (1 + b) / (1 + 2 * ahead) / (rate * curvature))
+            share = min(share, 2 * (1 + b) / (1 + 2 * ahead) / (rate * curvature))
         self.shares.append(share)
         return share * direction
 

@@ -74,11 +74,11 @@ def weights_ahead(params: Sequence[Tensor], base: Optimizer, steps: float) -> It
 
 
 def bearable_curvature(base: Optimizer, ahead: float) -> float:
-    """Return the curvature from which on the steps of SGD go too far, its gradients being taken some steps ahead.
+    """Return the curvature from which on SGD diverges, its gradients being taken some steps ahead.
 
     On a parabola of curvature h, SGD with rate r, momentum b and gradients from s steps ahead converges while
-    r h < 2 (1 + b) / (1 + 2 s). Half of that is the limit here: without momentum, the step to the minimum. Nesterov's
-    momentum looks b steps further. Infinite for optimizers whose steps do not grow with the gradient, as Adam's.
+    r h < 2 (1 + b) / (1 + 2 s). Nesterov's momentum looks b steps further. Infinite for optimizers whose steps do not
+    grow with the gradient, as Adam's.
     """
     if not isinstance(base, SGD):
         return math.inf
@@ -88,7 +88,7 @@ def bearable_curvature(base: Optimizer, ahead: float) -> float:
         if momentum > 0:  # torch dampens nothing without it
             rate *= 1 - group["dampening"]
         steps = ahead + momentum if group["nesterov"] else ahead
-        limits.append((1 + momentum) / (1 + 2 * steps) / rate if rate > 0 else math.inf)
+        limits.append(2 * (1 + momentum) / (1 + 2 * steps) / rate if rate > 0 else math.inf)
     return min(limits)
 
 

@@ -186,7 +186,7 @@ class Measured:
         return _clip(self.along.value * scale, ALONG), _clip(self.across.value * scale, (0.0, ACROSS[1]))
 
     def _bearable_share(self, length: float) -> float:
-        """Return how much of a step with a gradient of this length SGD can take and not overshoot; noted if not all."""
+        """Return how much of a step with a gradient of this length SGD can take and stay stable; noted if not all."""
         turbo = self.turbo
         if not turbo.rules.is_bounded or turbo.is_exact:
             return 1.0
