@@ -210,7 +210,7 @@ class MeasuredTurbo(Algorithm):
         curvature = running_mean(self.h) * norm(g) ** 0.5
         share = 1.0
         for group in self.groups:
-            b, rate = group["momentum"], group["lr"]
+            b, rate = group["momentum"], group["lr"] * (1 - group["dampening"])
             ahead = self.ahead + b * group["nesterov"]
             share = min(share, 2 * (1 + b) / (1 + 2 * ahead) / (rate * curvature))
         self.shares.append(share)
