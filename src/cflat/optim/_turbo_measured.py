@@ -15,8 +15,8 @@ All gradients of a step are taken around the weights where `CFlatTurbo.ahead` mo
 theta below is that point, and e says how well C-Flat is predicted there. 0 stays where the weights are.
 
 Where `TurboRules.is_bounded`, a step is shortened if SGD would overshoot with it: each refresh measures the curvature
-h = |g_s - g| / rho along its gradient, unless the difference is lost in rounding. In between h is predicted like d, and
-a step is multiplied by H / h where h is above the H of `bearable_curvature`.
+h = |g_s - g| / rho along its gradient, unless rho is lost in the rounding of the weights. In between h is predicted
+like d, and a step is multiplied by H / h where h is above the H of `bearable_curvature`.
 
 A full refresh takes four evaluations. Where `TurboRules.full_every` is above 1, most refreshes are half ones of two:
 they compute g_s and take d = (1 + phi) (g_s - g), phi being the mean of |d| / |g_s - g| - 1 over the full ones.
@@ -73,6 +73,7 @@ class Measured:
         self.refreshes = 0
         self.refreshed_at = self.fully_refreshed_at = 0
         self.credit = 0.0
+        self.size = 0.0  # |theta| when the task began
 
     def direction(self, weights: Weights) -> Direction:
         """Return g + d, or its prediction."""
@@ -86,6 +87,8 @@ class Measured:
             return self._predict(g, weights.params)
 
         is_full = self._is_full()
+        if self.refreshes == 0 and self._is_bounded:
+            self.size = weights.values().agreed_norm
         self._begin(weights, steps)
         weights.walk(g, rho)  # theta + eps_0
         g_s = yield "g_s"
@@ -185,10 +188,15 @@ class Measured:
         scale = length ** (self.turbo.rules.power - 1) if length > 0 else 0.0
         return _clip(self.along.value * scale, ALONG), _clip(self.across.value * scale, (0.0, ACROSS[1]))
 
+    @property
+    def _is_bounded(self) -> bool:
+        """Whether steps that would overshoot are shortened; those of exact C-Flat are not."""
+        return self.turbo.rules.is_bounded and not self.turbo.is_exact
+
     def _bearable_share(self, length: float) -> float:
         """Return how much of a step with a gradient of this length SGD can take and stay stable; noted if not all."""
         turbo = self.turbo
-        if not turbo.rules.is_bounded or turbo.is_exact:
+        if not self._is_bounded:
             return 1.0
         curvature = self.curvature.value * length**turbo.rules.power
         limit = bearable_curvature(turbo.base, turbo.ahead)
@@ -235,7 +243,7 @@ class Measured:
         if u is not None:
             self.across.add(_clip(found.vu / found.g, ACROSS) * scale)
         increment = sharpness or length / (1 + self.phi.value)  # |g_s - g|
-        if increment > _resolution(g) * found.g:
+        if self._is_bounded and self.turbo.rho > _resolution(g) * self.size:
             self.curvature.add(increment / self.turbo.rho / found.g**self.turbo.rules.power)
         if sharpness > 0:
             self.phi.add(length / sharpness - 1)
@@ -272,11 +280,11 @@ class Measured:
 
 
 _MEANS = ("along", "across", "phi", "error", "curvature")
-_COUNTS = ("refreshes", "refreshed_at", "fully_refreshed_at", "credit")
+_COUNTS = ("refreshes", "refreshed_at", "fully_refreshed_at", "credit", "size")
 
 
 def _resolution(g: Vector) -> float:
-    """Return which relative change of a gradient is no rounding error: as for any finite difference, sqrt(eps)."""
+    """Return how far, relative to their length, weights must move for a finite difference: sqrt(eps), as for any."""
     return math.sqrt(max((torch.finfo(tensor.dtype).eps for tensor in g.tensors), default=0.0))
 
 
