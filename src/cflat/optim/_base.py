@@ -175,19 +175,15 @@ class SharpnessAware(Wrapper):
     def count(self, branch: Branch, outcome: Outcome, **norms: float) -> None:
         """Note what this step did in one branch; becomes part of the telemetry when the step completes."""
         self._noted[branch] = outcome
-        self._noted.update(norms)
+        self.note(**norms)
 
     def cache_age(self) -> dict[str, int]:
         """Return for each cached branch the steps since its exact computation; optimizers with caches override it."""
         return {}
 
-    def note_error(self, error: float, orthogonal: float) -> None:
-        """Note how far a surrogate was from what this step has computed; counted when the step completes."""
-        self._noted["error"], self._noted["error_orthogonal"] = error, orthogonal
-
-    def note_shortened(self, share: float) -> None:
-        """Note that only this share of a step was taken; counted when the step completes."""
-        self._noted["share"] = share
+    def note(self, **numbers: float) -> None:
+        """Note numbers of this step (see `Telemetry.add_step`); counted when it completes."""
+        self._noted.update(numbers)
 
     # -- the two doors ------------------------------------------------------------------------------------------
 

@@ -80,7 +80,11 @@ class Telemetry:
         return self.evaluations / self.steps if self.steps else 0.0
 
     def add_step(self, num_evaluations: int, noted: Mapping[str, Any] | None) -> None:
-        """Count a step with what it has noted; None counts one that was skipped because it was not finite."""
+        """Count a step with what it has noted; None counts one that was skipped because it was not finite.
+
+        Counted are outcomes of branches, ``error`` and ``error_orthogonal`` of a surrogate, and a ``share`` of the step
+        if not all of it was taken; everything is in ``last``.
+        """
         self.steps += 1
         self.evaluations += num_evaluations
         if noted is None:

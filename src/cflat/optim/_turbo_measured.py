@@ -198,12 +198,13 @@ class Measured:
         turbo = self.turbo
         if not self._is_bounded:
             return 1.0
-        curvature = self.curvature.value * length**turbo.rules.power
+        curvature: float = self.curvature.value * length**turbo.rules.power
         limit = bearable_curvature(turbo.base, turbo.ahead)
         if curvature <= limit:
             return 1.0
-        turbo.note_shortened(limit / curvature)
-        return limit / curvature
+        share = limit / curvature
+        turbo.note(share=share)
+        return share
 
     def _predict(self, g: Vector, params: Sequence[Tensor]) -> Vector:
         """Return (1 + a) g + c |g| u in the memory of g."""
@@ -237,7 +238,7 @@ class Measured:
             self._make_up(direction, g, d, u, (a, c * found.g / unit))
             error, across = surrogate_errors(found, a, 0.0 if u is None else c)
             self.error.add(error)
-            self.turbo.note_error(error, across)
+            self.turbo.note(error=error, error_orthogonal=across)
         scale = found.g ** (1 - self.turbo.rules.power)
         self.along.add(_clip(found.along, ALONG) * scale)
         if u is not None:

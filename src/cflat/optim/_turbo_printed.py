@@ -105,9 +105,9 @@ class Printed:
         length, inner, du, gu = read(d, dot(d, g), dot(d, cached), dot(g, cached))
         if length > 0 and g.norm > 0:
             unit = cached.norm + EPS
-            self.turbo.note_error(
-                *surrogate_errors(Products(g.norm, length, inner, du / unit, gu / unit), *self.sharp.coefficients)
-            )
+            products = Products(g.norm, length, inner, du / unit, gu / unit)
+            error, across = surrogate_errors(products, *self.sharp.coefficients)
+            self.turbo.note(error=error, error_orthogonal=across)
         return inner
 
     def _fires(self, branch: _Branch, gradient: Vector) -> bool:
