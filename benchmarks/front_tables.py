@@ -1,4 +1,4 @@
-"""Tables and figures of the front, from what is finished."""
+"""Ledger and tables of the front, from what is finished; `front_figures` draws it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from front_runs import read, rounded
+from front_figures import compared_away, draw_away, draw_front
+from front_runs import AS_TURBO, CONDITIONS, read, rounded
 from front_streams import ROWS, STREAMS
-from matplotlib.figure import Figure
-from matplotlib.transforms import Bbox
 
 from cflat._files import write_atomic, write_json
-from cflat.figures.palette import OPTIMIZERS
 
 LEDGER = "front.json"
 """Beside the tables: the accuracies of every final run by row and seed, from which all tables and claims follow."""
@@ -23,8 +21,6 @@ PARTS = ("first-task", "robustness", "ablations", "watched")
 FLAGSHIP, RIVALS = "turbo", ("none", "none-nesterov", "c_flat")
 MARGIN = 1.0
 """Points of difference that count as none: of the claims, and of Turbo against the better of SGD and C-Flat."""
-LINEAR = 10
-"""Points of difference up to which the figures have a linear scale."""
 COLUMNS = (
     *("row", "rate", "radius", "Avg", "Last", "evaluations", "speed"),
     *("Avg to plain", "Last to plain", "Avg to C-Flat", "Last to C-Flat", "trials x seeds", "seeds", "e", "end loss"),
@@ -100,7 +96,9 @@ def write_tables(out: Path | None, folder: Path) -> None:
     streams = {stream: values for stream, values in ledger["streams"].items() if len(values.get("rows", ())) > 1}
     write_atomic(folder / "front.md", markdown(streams) + "".join(f"{line}\n" for line in _speeds(ledger["speed"])))
     for stream, values in streams.items():
-        draw(values, folder / f"{stream}.png")
+        draw_front(values, folder / f"{stream}.png")
+    if away := compared_away(streams):
+        draw_away(away, folder / "away.png")
 
 
 def markdown(found: Mapping[str, Any]) -> str:
@@ -114,7 +112,16 @@ def markdown(found: Mapping[str, Any]) -> str:
         "setting marked with * is the best at the end of the range that was searched; the end loss is that of the last",
         "epoch of each task.",
         *_summary(found),
+        *_overview(found),
     ]
+    if compared_away(found):
+        lines += [
+            "",
+            "## Away from the tuned settings",
+            "",
+            "Avg, mean over seeds; numbers and seeds are below, stream by",
+        ]
+        lines += ["stream. Each optimizer starts from its own rate and radius.", "", "![away](away.png)"]
     for stream, values in found.items():
         lines += ["", f"## {values['title']} (`{stream}`)", "", f"![front]({stream}.png)", ""]
         lines += ["| " + " | ".join(COLUMNS) + " |", "|---" * len(COLUMNS) + "|"]
@@ -147,6 +154,29 @@ def _summary(found: Mapping[str, Any]) -> list[str]:
         cells += [versus(turbo, rows[name]) if name in rows else "-" for name in RIVALS]
         lines.append("| " + " | ".join([*cells, _verdict(rows)]) + " |")
     return lines
+
+
+def _overview(found: Mapping[str, Any]) -> list[str]:
+    """Show what every row gains over plain training on every stream."""
+    shown = {stream: values["rows"] for stream, values in found.items() if "none" in values["rows"]}
+    names = [name for name in ROWS if name != "none" and any(name in rows for rows in shown.values())]
+    if not names:
+        return []
+    lines = ["", "## Every row, stream by stream", ""]
+    lines += ["Avg in points over tuned SGD; in brackets the seeds that both have.", ""]
+    lines += [f"| row | evaluations | {' | '.join(shown)} |", "|---" * (len(shown) + 2) + "|"]
+    for name in names:
+        rows = [values.get(name) for values in shown.values()]
+        evaluations = statistics.mean(e for row in rows if row for e in row["evaluations_per_step"])
+        cells = [ROWS[name].title, f"{evaluations:.2f}"]
+        for row, values in zip(rows, shown.values(), strict=True):
+            cells.append(_gain(row, values["none"]) if row else "-")
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def _gain(row: Mapping[str, Any], plain: Mapping[str, Any]) -> str:
+    return f"{difference(interval(row['avg'], plain['avg']))} ({min(len(row['avg']), len(plain['avg']))})"
 
 
 def versus(row: Mapping[str, Any], reference: Mapping[str, Any]) -> str:
@@ -245,7 +275,8 @@ def _speeds(speeds: Mapping[str, Any]) -> list[str]:
 
 
 def _robustness(rows: Mapping[str, Any]) -> list[str]:
-    conditions = list(dict.fromkeys(condition for row in rows.values() for condition in row))
+    tried = {condition for row in rows.values() for condition in row}
+    conditions = [condition for condition in ("tuned", *CONDITIONS, *AS_TURBO) if condition in tried]
     lines = ["Avg / Last (%) away from the tuned settings:", ""]
     titles = (f"{ROWS[name].title} ({len(row['tuned']['avg'])} seeds)" for name, row in rows.items())
     lines += ["| condition | " + " | ".join(titles) + " |", "|---" * (len(rows) + 1) + "|"]
@@ -266,68 +297,3 @@ def difference(value: Sequence[float] | None) -> str:
     if value is None:
         return "-"
     return f"{value[0]:+.1f}" + ("" if value[1] != value[1] else f" ± {value[1]:.1f}")
-
-
-def draw(values: Mapping[str, Any], path: Path) -> None:
-    """Draw differences of Avg to plain and to C-Flat over evaluations per step and over relative time."""
-    rows = values["rows"]
-    costs = {
-        "evaluations per step": {name: statistics.mean(row["evaluations_per_step"]) for name, row in rows.items()},
-        "time of a step relative to plain": {
-            name: 1 / row["relative_speed"] for name, row in rows.items() if row["relative_speed"]
-        },
-    }
-    costs = {label: by_row for label, by_row in costs.items() if len(by_row) > 1}
-    references = [name for name in ("none", "c_flat") if name in rows]
-    figure = Figure(figsize=(6 * len(costs), 0.6 + 3.8 * len(references)), dpi=110, layout="constrained")
-    figure.suptitle(f"{values['title']}:\ndifference of Avg in points, 95 % paired intervals", fontsize=10)
-    panels = figure.subplots(len(references), len(costs), sharex="col", squeeze=False)
-    named: list[tuple[Any, list[tuple[float, float, str, str]]]] = []
-    for line, reference in enumerate(references):
-        for column, (label, by_row) in enumerate(costs.items()):
-            axes = panels[line][column]
-            axes.axhline(0, color="#999999", linewidth=0.8)
-            points = []
-            for name, x in by_row.items():
-                mean, half = (0.0, 0.0) if name == reference else rows[name]["differences"][reference]["avg"]
-                color = OPTIMIZERS[ROWS[name].optimizer["name"]][1]
-                axes.errorbar(x, mean, yerr=0 if math.isnan(half) else half, fmt="o", color=color, capsize=2)
-                points.append((x, mean, rows[name]["title"], color))
-            axes.margins(x=0.2)
-            if min(point[1] for point in points) < -LINEAR:
-                axes.set_yscale("symlog", linthresh=LINEAR)  # what collapses must not squeeze the rest together
-                low, high = axes.get_ylim()
-                axes.set_yticks([tick for tick in (-60, -40, -20, -10, -5, 0, 5, 10, 20) if low <= tick <= high])
-                axes.yaxis.set_major_formatter("{x:g}")
-            axes.set_ylabel(f"to {ROWS[reference].title}")
-            if reference == references[-1]:
-                axes.set_xlabel(label)
-            named.append((axes, points))
-    figure.draw_without_rendering()
-    figure.set_layout_engine("none")  # names have to fit into the panels, not the panels around the names
-    for axes, points in named:
-        name_points(axes, points)
-    figure.savefig(path)  # as it was drawn: names are placed by the pixel
-
-
-def name_points(axes: Any, points: Sequence[tuple[float, float, str, str]]) -> None:
-    """Write names near their points, each at the nearest place inside the panel that is still free."""
-    panel = axes.get_window_extent()
-    taken: list[Any] = [Bbox.from_bounds(*(axes.transData.transform((x, y)) - 4), 8, 8) for x, y, _, _ in points]
-    places = sorted(
-        ((right, up) for up in range(-150, 151, 9) for right in range(-120, 121, 6) if abs(right) > 4 or abs(up) > 8),
-        key=lambda place: math.hypot(place[0], 2 * place[1]),
-    )
-    for x, y, text, color in sorted(points, key=lambda point: -point[1]):
-        note = axes.annotate(text, (x, y), (0, 0), textcoords="offset points", fontsize=7, color=color, va="center")
-        for place in places:
-            note.set_position(place)
-            note.set_horizontalalignment("left" if place[0] > 0 else "right")
-            box = note.get_window_extent()
-            is_inside = panel.x0 < box.x0 and box.x1 < panel.x1 and panel.y0 < box.y0 and box.y1 < panel.y1
-            if is_inside and not any(box.overlaps(other) for other in taken):
-                break
-        if math.hypot(*note.get_position()) > 20:
-            line = {"arrowstyle": "-", "color": color, "linewidth": 0.5, "alpha": 0.6}
-            axes.annotate("", (x, y), note.get_position(), textcoords="offset points", arrowprops=line)
-        taken.append(box)

@@ -14,6 +14,7 @@ from scipy.stats import ttest_rel
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
+import front_figures as figures
 import front_runs as front
 import front_tables as tables
 from front_streams import ROWS, STREAMS, Places
@@ -119,8 +120,37 @@ def test_tables_hold_what_is_finished(tmp_path: Path) -> None:
     text = (tmp_path / "tables" / "front.md").read_text()
     assert "| C-Flat Turbo | 0.01 | - | 84.0 | 84.0 | 1.30 | 0.75 | +3.0 ± 12.7 |" in text
     assert "| C-Flat Turbo | 0.75 (1.30) |" in text
+    assert "| C-Flat Turbo | 1.30 | +3.0 ± 12.7 (2) |" in text
     assert "features-task" not in text
     assert (tmp_path / "tables" / "digits-task.png").stat().st_size > 10_000
+
+
+def test_curves_away_from_the_tuned_settings_have_the_tuned_ones_in_their_place() -> None:
+    conditions = {
+        "tuned": 0.8,
+        "batch 64": 0.5,
+        "rate x0.5": 0.7,
+        "batch 4": 0.9,
+        "rate x4": 0.1,
+        "as Turbo, rate x2": 0,
+    }
+    row = {condition: {"avg": [avg, avg + 0.02]} for condition, avg in conditions.items()}
+    expected = {"rate x": [(0.5, 71), (1, 81), (4, 11)], "batch ": [(4, 91), (16, 81), (64, 51)], "radius x": [(1, 81)]}
+    for kind, points in expected.items():
+        assert [(x, pytest.approx(avg)) for x, avg in points] == figures.away_curve(row, kind, batch_size=16)
+
+
+def test_rows_are_compared_away_from_their_settings_where_they_have_seeds(tmp_path: Path) -> None:
+    many, few = ({"tuned": {"avg": [0.8] * n}, "rate x2": {"avg": [0.7] * n}} for n in (3, 2))
+    streams = {
+        "digits-task": {"robustness": {"none": many, "turbo": many, "turbo-still": many}},
+        "icarl": {"robustness": {"none": few, "turbo": many}},
+        "ease": {},
+    }
+    found = figures.compared_away(streams)
+    assert found == {"digits-task": {"none": many, "turbo": many}}
+    figures.draw_away(found, tmp_path / "away.png")
+    assert (tmp_path / "away.png").stat().st_size > 10_000
 
 
 def test_the_ledger_keeps_what_other_machines_found_and_prefers_what_is_newer() -> None:
