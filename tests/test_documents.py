@@ -100,11 +100,13 @@ def test_the_makefile_installs_what_the_extra_names():
 
 
 @pytest.mark.parametrize("name", ["README.md", "docs/data.md"])
-def test_tables_are_those_of_the_registries(name):
+def test_tables_are_those_of_the_registries_and_results(name):
     tools = runpy.run_path(str(ROOT / "tools" / "tables.py"))
     text = (ROOT / name).read_text()
     assert set(re.findall(r"<!-- begin: (\w+) -->", text)) & tools["TABLES"].keys()
     assert tools["rewritten"](text) == text, "run: make tables"
+    tables = re.findall(r"<!-- begin: \w+ -->\n(.*?)<!-- end", text, flags=re.S)
+    assert all(len(set(lines)) == len(lines) for lines in (table.splitlines() for table in tables)), "a row twice"
 
 
 def test_readme_names_both_commands():

@@ -1,4 +1,4 @@
-"""Write the tables of the README and of docs/data.md anew from the registries: ``make tables``.
+"""Write the tables of the README and of docs/data.md anew, from the registries and the results: ``make tables``.
 
 A table stands between ``<!-- begin: NAME -->`` and ``<!-- end: NAME -->``; a test says when one is out of date.
 """
@@ -6,14 +6,38 @@ A table stands between ``<!-- begin: NAME -->`` and ``<!-- end: NAME -->``; a te
 from __future__ import annotations
 
 import re
+import statistics
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from cflat.data import list_datasets
 from cflat.methods import get_method_spec, list_methods
 from cflat.optim import get_optimizer_spec, list_optimizers
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
+
+from front_streams import ROWS as FRONT
+from front_tables import difference, interval, percent, published_streams
+
+sys.path.pop(0)  # benchmarks/data.py must hide no other module of this name
+
 ROOT = Path(__file__).resolve().parents[1]
+LEDGER = ROOT / "docs" / "results" / "front"
+SHOWN_STREAMS = {
+    "digits-class": "digits, replay",
+    "digits-task": "digits, by task",
+    "features-class": "features, replay",
+    "features-task": "features, by task",
+    "icarl": "iCaRL",
+    "ease": "EASE",
+    "ranpac": "RanPAC",
+}
+SHOWN_ROWS = (
+    *("none", "none-nesterov", "turbo", "c_flat", "msam", "sam", "ss_sam", "ae_sam", "friendly_sam"),
+    *("looksam", "gsam", "gam", "asam", "c_flat_plus", "turbo-paper"),
+)
 FILES = ("README.md", "docs/data.md")
 Rows = list[list[object]]
 MARKED = re.compile(r"(<!-- begin: (\w+) -->\n).*?(<!-- end: \2 -->)", flags=re.S)
@@ -46,18 +70,41 @@ def datasets() -> Rows:
         size = f"{spec.num_train:,} / {spec.num_test:,}" if spec.num_train and spec.num_test else "no official split"
         split = "by domain" if spec.split is None or spec.domains else f"{spec.split[0]} + {spec.split[1]}"
         rows.append([f"`{spec.name}`", spec.layout, f"{spec.num_classes}{domains}", size, split, spec.licence])
-    return [["name", "expected below the root", "classes", "train / test", "usual split", "licence"], *rows]
+    return rows
+
+
+def gains() -> Rows:
+    """Return what optimizers have gained over SGD on the streams of the front; in bold what is significant."""
+    streams = published_streams(LEDGER)
+    rows: Rows = [["optimizer", "evaluations", *SHOWN_STREAMS.values()]]
+    for name in SHOWN_ROWS:
+        runs = {stream: streams[stream]["rows"].get(name) for stream in SHOWN_STREAMS}
+        evaluations = statistics.mean(e for run in runs.values() if run for e in run["evaluations_per_step"])
+        cells = [_gain(run, streams[stream]["rows"]["none"]) for stream, run in runs.items()]
+        rows.append([FRONT[name].title, f"{evaluations:.1f}", *cells])
+    return rows
+
+
+def _gain(run: dict[str, Any] | None, plain: dict[str, Any]) -> str:
+    if run is None:
+        return "-"
+    if run is plain:
+        return f"{percent(run['avg'])} %"
+    mean, half = interval(run["avg"], plain["avg"])
+    text = difference((mean, half))
+    return f"**{text}**" if mean - half > 0 else text
 
 
 TABLES: dict[str, Callable[[], Rows]] = {
     "optimizers": optimizers,
     "methods": methods,
     "datasets": datasets,
+    "gains": gains,
 }
 
 
 def rewritten(text: str) -> str:
-    """Return a document with its tables as the registries have them now."""
+    """Return a document with its tables as registries and results have them now."""
     return MARKED.sub(lambda match: f"{match[1]}{_markdown(TABLES[match[2]]())}{match[3]}", text)
 
 
