@@ -160,6 +160,10 @@ class Front:
             config["data"].pop("validation_per_class", None)
         return resolve_config(config)
 
+    def skip(self, bench: Bench, row: Row, num_runs: int) -> None:
+        """Count runs as done that the ledger knows."""
+        self.progress.tell("", bench.seconds * row.evaluations * num_runs, is_new=False)
+
     def run_job(self, label: str, bench: Bench, row: Row, configs: Mapping[str, RunConfig]) -> list[RunSummary]:
         """Run what is not there yet, each in a folder of its own below ``label``."""
         jobs = [Job(config, self.out / label / name) for name, config in configs.items()]
@@ -199,6 +203,7 @@ def tune_row(front: Front, stream: str, name: str, protocol: str = "stream") -> 
     points = design(bench, front.trials)
     known = front.known(stream, name, PROTOCOLS[protocol])
     if known.get("tuning") == [front.trials, front.tuning_seeds]:
+        front.skip(bench, row, front.trials * front.tuning_seeds)
         return best_of(points, known["trials"]), known["trials"]
     cut = {} if protocol == "stream" else {"stream": {"max_tasks": 1}}
     seeds = range(TUNING_SEED, TUNING_SEED + front.tuning_seeds)
@@ -266,7 +271,9 @@ def run_final(
     front: Front, label: str, bench: Bench, row: Row, layer: Mapping[str, Any], known: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Run the final seeds that are not known yet, and return all of them, in the order of the seeds."""
-    seeds = front.final_seeds(bench)[len(known.get("avg", ())) :]
+    wanted = front.final_seeds(bench)
+    seeds = wanted[len(known.get("avg", ())) :]
+    front.skip(bench, row, len(wanted) - len(seeds))
     configs = {f"seed{seed}": front.config(bench, layer, split="test", seed=seed) for seed in seeds}
     summaries = front.run_job(label, bench, row, configs)
     found = {column: [summary.value(column) for summary in summaries] for column in MEASURES}

@@ -67,6 +67,8 @@ def test_conditions_that_are_known_are_kept_and_the_tuned_ones_are_the_final_run
     published = {"digits-class": {"rows": {"turbo": row}, "robustness": {"turbo": known}}}
     request = front.Front(tmp_path, PLACES, 3, 1, 2, 1, front.Progress(1.0), published, ("radius x4",))
     found = front.run_robustness(request, "digits-class", "turbo")
+    runs = 3 * 1 + 2 * len(("tuned", "radius x4"))  # trials, and two seeds of each condition: all counted as done
+    assert request.progress.done == pytest.approx(runs * STREAMS["digits-class"].seconds * ROWS["turbo"].evaluations)
     assert found == {**known, "tuned": {column: [0.1, 0.2] for column in front.KEPT}}
     fewer = replace(
         request, seeds=1, published={"digits-class": {"rows": {"turbo": row}, "robustness": {"turbo": found}}}
