@@ -31,6 +31,7 @@ SHOWN_STREAMS = {
     "features-class": "features, replay",
     "features-task": "features, by task",
     "icarl": "iCaRL",
+    "memo": "MEMO",
     "ease": "EASE",
     "ranpac": "RanPAC",
 }
