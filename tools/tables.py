@@ -37,7 +37,7 @@ SHOWN_STREAMS = {
 }
 SHOWN_ROWS = (
     *("none", "none-nesterov", "turbo", "c_flat", "msam", "sam", "ss_sam", "ae_sam", "friendly_sam"),
-    *("looksam", "gsam", "gam", "asam", "c_flat_plus", "turbo-paper"),
+    *("looksam", "gsam", "gam", "asam", "c_flat_plus", "turbo-measured", "turbo-steady", "turbo-paper"),
 )
 FILES = ("README.md", "docs/data.md")
 Rows = list[list[object]]
