@@ -19,8 +19,9 @@ LINEAR = 10
 AWAY = {"rate x": "learning rate / tuned", "radius x": "radius / tuned", "batch ": "batch size"}
 """Conditions that begin like this, and the axis on which they lie."""
 SHOWN = ("none", "c_flat", "turbo")
-"""Rows that are compared away from their tuned settings, on streams where they have so many seeds or more."""
+"""Rows that are compared away from their tuned settings."""
 FEWEST = 3
+"""Seeds that a row needs for that."""
 
 
 def draw_front(values: Mapping[str, Any], path: Path) -> None:
@@ -65,7 +66,7 @@ def draw_front(values: Mapping[str, Any], path: Path) -> None:
     figure.savefig(path)  # as it was drawn: names are placed by the pixel
 
 
-def compared_away(streams: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def comparable_rows(streams: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return by stream what was run away from the tuned settings, where rows can be compared."""
     found = {}
     for stream, values in streams.items():
@@ -76,7 +77,7 @@ def compared_away(streams: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def draw_away(found: Mapping[str, Mapping[str, Any]], path: Path) -> None:
+def draw_robustness(found: Mapping[str, Mapping[str, Any]], path: Path) -> None:
     """Draw accuracy over rates, radii and batches away from the tuned ones, a column for each stream."""
     figure = Figure(figsize=(2 + 2.6 * len(found), 7.6), dpi=110, layout="constrained")
     panels = figure.subplots(len(AWAY), len(found), sharey="col", squeeze=False)
@@ -86,7 +87,7 @@ def draw_away(found: Mapping[str, Mapping[str, Any]], path: Path) -> None:
             axes = panels[line][column]
             axes.set_xscale("log", base=2)
             for name, row in rows.items():
-                points = away_curve(row, kind, STREAMS[stream].layer["train"]["batch_size"])
+                points = robustness_curve(row, kind, STREAMS[stream].layer["train"]["batch_size"])
                 color = OPTIMIZERS[ROWS[name].optimizer["name"]][1]
                 axes.plot(*zip(*points, strict=True), "o-", color=color, label=ROWS[name].title, markersize=4)
             axes.xaxis.set_major_formatter("{x:g}")
@@ -100,7 +101,7 @@ def draw_away(found: Mapping[str, Mapping[str, Any]], path: Path) -> None:
     figure.savefig(path)
 
 
-def away_curve(row: Mapping[str, Any], kind: str, batch_size: int) -> list[tuple[float, float]]:
+def robustness_curve(row: Mapping[str, Any], kind: str, batch_size: int) -> list[tuple[float, float]]:
     """Return the mean Avg in percent of a row under all conditions of a kind, and tuned, in the order of the axis."""
     tuned = batch_size if kind == "batch " else 1
     points = {float(name.removeprefix(kind)): runs for name, runs in row.items() if name.startswith(kind)}

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from front_figures import compared_away, draw_away, draw_front
+from front_figures import comparable_rows, draw_front, draw_robustness
 from front_runs import AS_TURBO, CONDITIONS, read, rounded
 from front_streams import ROWS, STREAMS
 
@@ -97,8 +97,8 @@ def write_tables(out: Path | None, folder: Path) -> None:
     write_atomic(folder / "front.md", markdown(streams) + "".join(f"{line}\n" for line in _speeds(ledger["speed"])))
     for stream, values in streams.items():
         draw_front(values, folder / f"{stream}.png")
-    if away := compared_away(streams):
-        draw_away(away, folder / "away.png")
+    if found := comparable_rows(streams):
+        draw_robustness(found, folder / "robustness.png")
 
 
 def markdown(found: Mapping[str, Any]) -> str:
@@ -114,14 +114,14 @@ def markdown(found: Mapping[str, Any]) -> str:
         *_summary(found),
         *_overview(found),
     ]
-    if compared_away(found):
+    if comparable_rows(found):
         lines += [
             "",
             "## Away from the tuned settings",
             "",
             "Avg, mean over seeds; numbers and seeds are below, stream by",
         ]
-        lines += ["stream. Each optimizer starts from its own rate and radius.", "", "![away](away.png)"]
+        lines += ["stream. Each optimizer starts from its own rate and radius.", "", "![robustness](robustness.png)"]
     for stream, values in found.items():
         lines += ["", f"## {values['title']} (`{stream}`)", "", f"![front]({stream}.png)", ""]
         lines += ["| " + " | ".join(COLUMNS) + " |", "|---" * len(COLUMNS) + "|"]
@@ -163,20 +163,25 @@ def _overview(found: Mapping[str, Any]) -> list[str]:
     if not names:
         return []
     lines = ["", "## Every row, stream by stream", ""]
-    lines += ["Avg in points over tuned SGD; in brackets the seeds that both have.", ""]
+    lines += ["Avg in points over tuned SGD, significant gains in bold; in brackets the seeds that both have.", ""]
     lines += [f"| row | evaluations | {' | '.join(shown)} |", "|---" * (len(shown) + 2) + "|"]
     for name in names:
         rows = [values.get(name) for values in shown.values()]
         evaluations = statistics.mean(e for row in rows if row for e in row["evaluations_per_step"])
         cells = [ROWS[name].title, f"{evaluations:.2f}"]
         for row, values in zip(rows, shown.values(), strict=True):
-            cells.append(_gain(row, values["none"]) if row else "-")
+            cells.append(
+                f"{gain(row, values['none'])} ({min(len(row['avg']), len(values['none']['avg']))})" if row else "-"
+            )
         lines.append("| " + " | ".join(cells) + " |")
     return lines
 
 
-def _gain(row: Mapping[str, Any], plain: Mapping[str, Any]) -> str:
-    return f"{difference(interval(row['avg'], plain['avg']))} ({min(len(row['avg']), len(plain['avg']))})"
+def gain(row: Mapping[str, Any], plain: Mapping[str, Any]) -> str:
+    """Return the difference of Avg to plain training, in bold if it is a significant gain."""
+    mean, half = interval(row["avg"], plain["avg"])
+    text = difference((mean, half))
+    return f"**{text}**" if mean - half > 0 else text
 
 
 def versus(row: Mapping[str, Any], reference: Mapping[str, Any]) -> str:

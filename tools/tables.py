@@ -19,7 +19,7 @@ from cflat.optim import get_optimizer_spec, list_optimizers
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 
 from front_streams import ROWS as FRONT
-from front_tables import difference, interval, percent, published_streams
+from front_tables import gain, percent, published_streams
 
 sys.path.pop(0)  # benchmarks/data.py must hide no other module of this name
 
@@ -81,19 +81,15 @@ def gains() -> Rows:
     for name in SHOWN_ROWS:
         runs = {stream: streams[stream]["rows"].get(name) for stream in SHOWN_STREAMS}
         evaluations = statistics.mean(e for run in runs.values() if run for e in run["evaluations_per_step"])
-        cells = [_gain(run, streams[stream]["rows"]["none"]) for stream, run in runs.items()]
+        cells = [_cell(run, streams[stream]["rows"]["none"]) for stream, run in runs.items()]
         rows.append([FRONT[name].title, f"{evaluations:.1f}", *cells])
     return rows
 
 
-def _gain(run: dict[str, Any] | None, plain: dict[str, Any]) -> str:
+def _cell(run: dict[str, Any] | None, plain: dict[str, Any]) -> str:
     if run is None:
         return "-"
-    if run is plain:
-        return f"{percent(run['avg'])} %"
-    mean, half = interval(run["avg"], plain["avg"])
-    text = difference((mean, half))
-    return f"**{text}**" if mean - half > 0 else text
+    return f"{percent(run['avg'])} %" if run is plain else gain(run, plain)
 
 
 TABLES: dict[str, Callable[[], Rows]] = {

@@ -139,20 +139,20 @@ def test_curves_away_from_the_tuned_settings_have_the_tuned_ones_in_their_place(
     row = {condition: {"avg": [avg, avg + 0.02]} for condition, avg in conditions.items()}
     expected = {"rate x": [(0.5, 71), (1, 81), (4, 11)], "batch ": [(4, 91), (16, 81), (64, 51)], "radius x": [(1, 81)]}
     for kind, points in expected.items():
-        assert [(x, pytest.approx(avg)) for x, avg in points] == figures.away_curve(row, kind, batch_size=16)
+        assert [(x, pytest.approx(avg)) for x, avg in points] == figures.robustness_curve(row, kind, batch_size=16)
 
 
-def test_rows_are_compared_away_from_their_settings_where_they_have_seeds(tmp_path: Path) -> None:
+def test_rows_are_comparable_rows_from_their_settings_where_they_have_seeds(tmp_path: Path) -> None:
     many, few = ({"tuned": {"avg": [0.8] * n}, "rate x2": {"avg": [0.7] * n}} for n in (3, 2))
     streams = {
         "digits-task": {"robustness": {"none": many, "turbo": many, "turbo-still": many}},
         "icarl": {"robustness": {"none": few, "turbo": many}},
         "ease": {},
     }
-    found = figures.compared_away(streams)
+    found = figures.comparable_rows(streams)
     assert found == {"digits-task": {"none": many, "turbo": many}}
-    figures.draw_away(found, tmp_path / "away.png")
-    assert (tmp_path / "away.png").stat().st_size > 10_000
+    figures.draw_robustness(found, tmp_path / "robustness.png")
+    assert (tmp_path / "robustness.png").stat().st_size > 10_000
 
 
 def test_the_ledger_keeps_what_other_machines_found_and_prefers_what_is_newer() -> None:
