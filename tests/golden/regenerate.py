@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from cases import MEASURED_VARIANTS, OPTIMIZERS, TURBO_VARIANTS, Case, Problem, flat_weights, train
+from cases import OPTIMIZERS, TURBO_VARIANTS, Case, Problem, flat_weights, train
 
-GOLDEN = (*OPTIMIZERS, *TURBO_VARIANTS[:3], MEASURED_VARIANTS[0])
+GOLDEN = (*OPTIMIZERS, *TURBO_VARIANTS[:3])
 FOLDER = Path(__file__).parent
 NUM_STEPS = 20
 TINY = Problem("tiny", lambda: nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)), (3,), num_classes=2)

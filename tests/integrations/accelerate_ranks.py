@@ -35,7 +35,7 @@ if __name__ == "__main__":
     def take_steps(model, batch, num=1):
         for _ in range(num):
             with accelerator.accumulate(model):
-                take_step(lambda: F.cross_entropy(model(batch[0]), batch[1]))
+                take_step(lambda inputs, labels: F.cross_entropy(model(inputs), labels), *batch)
 
     for index in range(8):
         shares = [share(index, rank) for rank in ((0, 1) if is_alone else (accelerator.process_index,))]

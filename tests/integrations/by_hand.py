@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 import cflat
-from cases import ADAPTIVE, TURBO, Case, case
+from cases import FORECAST, TURBO, Case, case
 from faults import Net, batch_of
 
-ROWS = (case("none"), case("sam"), case("c_flat"), TURBO, ADAPTIVE, case("msam"))
+ROWS = (case("none"), case("sam"), case("c_flat"), TURBO, FORECAST, case("msam"))
 SEED = 11
 
 

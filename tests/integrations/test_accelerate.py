@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -51,7 +52,7 @@ def accelerated(row, accumulate, precision, *, calls_step=False, **settings):
     losses = []
     for inputs, labels in loader:
         with accelerator.accumulate(model):
-            losses.append(take(lambda inputs=inputs, labels=labels: F.cross_entropy(model(inputs), labels)).item())
+            losses.append(take(lambda x, y: F.cross_entropy(model(x), y), inputs, labels).item())
             if calls_step:
                 optimizer.step()
             scheduler.step()
@@ -84,6 +85,8 @@ def test_steps_equal_the_loop_by_hand(row, accumulate, precision):
     net, flat, losses = accelerated(row, accumulate, precision, calls_step=accumulate == 2)
     expected = hand_written(row, accumulate, precision)
     assert not differences(by_hand.snapshot(net, flat), by_hand.snapshot(*expected[:2]))
+    if row.name == "msam" and accumulate > 1:
+        return  # its micro-batches before the last report their loss at the unperturbed weights
     sums = [sum(window) / accumulate for window in by_hand.windows(losses, accumulate)]
     assert sums == pytest.approx(expected[2], rel=1e-6)
 
@@ -166,7 +169,7 @@ def test_a_clip_that_comes_too_late_is_refused():
     accelerator, model, optimizer = prepared(1)
     inputs, labels = by_hand.batches(1)[0]
     with accelerator.accumulate(model):
-        FlatSteps(accelerator, model, optimizer)(lambda: F.cross_entropy(model(inputs), labels))
+        FlatSteps(accelerator, model, optimizer)(lambda x, y: F.cross_entropy(model(x), y), inputs, labels)
         accelerator.clip_grad_norm_(model.parameters(), 0.1)
         with pytest.raises(cflat.ClosureError, match=r"StepOptions\(max_norm"):
             optimizer.step()
@@ -189,7 +192,7 @@ def test_checkpoints_of_accelerate_hold_everything(tmp_path):
 
     def train(batches):
         for inputs, labels in batches:
-            take(lambda inputs=inputs, labels=labels: F.cross_entropy(model(inputs), labels))
+            take(lambda x, y: F.cross_entropy(model(x), y), inputs, labels)
         return by_hand.snapshot(net, optimizer.optimizer)
 
     train(by_hand.batches(8)[:4])
@@ -198,3 +201,44 @@ def test_checkpoints_of_accelerate_hold_everything(tmp_path):
     accelerator.load_state(tmp_path)
     assert optimizer.optimizer.telemetry.steps == 4
     assert not differences(train(by_hand.batches(8)[4:]), expected)
+
+
+@pytest.mark.parametrize("row", by_hand.ROWS, ids=str)
+def test_what_is_saved_between_micro_batches_are_the_weights_of_the_last_step(row, tmp_path):
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    net = by_hand.network()
+    model, optimizer = accelerator.prepare(net, by_hand.optimizer_for(row, net))
+    take = FlatSteps(accelerator, model, optimizer)
+    after_step = None
+    for inputs, labels in by_hand.batches(5):
+        with accelerator.accumulate(model):
+            take(lambda x, y: F.cross_entropy(model(x), y), inputs, labels)
+        if accelerator.sync_gradients:
+            after_step = {name: param.detach().clone() for name, param in net.named_parameters()}
+    assert not accelerator.sync_gradients
+    accelerator.save_state(tmp_path, safe_serialization=False)
+    saved = torch.load(tmp_path / "pytorch_model.bin")
+    assert not differences({name: saved[name] for name in after_step}, after_step)
+
+
+@pytest.mark.parametrize("row", by_hand.ROWS, ids=str)
+def test_autocast_around_the_step_equals_autocast_inside(row):
+    def train(is_around):
+        _fresh()
+        accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2, mixed_precision="bf16")
+        net = by_hand.network()
+        _, optimizer = accelerator.prepare(net, by_hand.optimizer_for(row, net))
+        take = FlatSteps(accelerator, net, optimizer)
+
+        def loss_of(inputs, labels):
+            with contextlib.nullcontext() if is_around else accelerator.autocast():
+                return F.cross_entropy(net(inputs), labels)
+
+        torch.manual_seed(by_hand.SEED)
+        with accelerator.autocast() if is_around else contextlib.nullcontext():
+            for inputs, labels in by_hand.batches(6):
+                with accelerator.accumulate(net):
+                    take(loss_of, inputs, labels)
+        return by_hand.snapshot(net, optimizer.optimizer)
+
+    assert not differences(train(True), train(False))

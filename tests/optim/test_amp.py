@@ -151,3 +151,17 @@ def test_bfloat16_trains(row, master):
     assert run.optimizer.telemetry.nonfinite == 0
     assert min(losses[-3:]) < losses[0]
     assert all(param.dtype == master for param in run.model.parameters())
+
+
+@pytest.mark.parametrize("row", EVERY, ids=str)
+def test_an_overflow_is_seen_if_the_first_parameter_is_empty(row):
+    empty, weight = torch.nn.Parameter(torch.zeros(0)), torch.nn.Parameter(torch.ones(3))
+    optimizer, scaler = row.make(torch.optim.SGD([empty, weight], lr=0.1)), _scaler()
+
+    def closure():
+        scaler.scale((weight.square().sum() + empty.sum()) * math.inf).backward()
+
+    optimizer.step(closure, scaler=scaler)
+    scaler.update()
+    assert scaler.get_scale() == 2.0**11
+    assert optimizer.telemetry.nonfinite == 1

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from cases import BASES, CONV, MLP, case, closure_of, flat_weights, train
 from faults import EVERY
-from two_ranks import LONG, SHORT, share_of
+from two_ranks import LONG, SHORT, Heads, share_of
 
 SCRIPT = Path(__file__).parents[1] / "two_ranks.py"
 
@@ -37,9 +38,9 @@ def ranks(tmp_path_factory):
     return [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in (0, 1)]
 
 
-def _whole_batch(row, num_steps):
+def _whole_batch(row, num_steps, base="sgd"):
     model = MLP.model()
-    optimizer = row.make(BASES["sgd"](model), model=model)
+    optimizer = row.make(BASES[base](model), model=model)
     return train(optimizer, model, MLP, num_steps), flat_weights(model)
 
 
@@ -64,6 +65,13 @@ class TestEveryOptimizer:
         (first, counts), (second, second_counts) = (rank[row.id][kind] for rank in ranks)
         assert torch.equal(first, second)
         assert counts == second_counts
+        assert torch.isfinite(first).all()
+
+    def test_ranks_that_use_different_parameters_agree_after_the_step(self, ranks, row):
+        (first, is_untouched, evaluations), (second, _, other) = (rank[row.id]["heads"] for rank in ranks)
+        assert torch.equal(first, second)
+        assert evaluations == other
+        assert is_untouched  # what no rank uses is not even decayed
         assert torch.isfinite(first).all()
 
     def test_ranks_with_different_gradients_take_the_same_branches(self, ranks, row):
@@ -93,6 +101,13 @@ class TestEveryOptimizer:
         torch.testing.assert_close(first, weights, rtol=1e-11, atol=1e-12)
         assert last["evaluations"] == counts[-1]
 
+    def test_qhm_as_base_equals_one_rank_with_replicas_and_with_shards(self, ranks, row):
+        _, weights = _whole_batch(row, SHORT, "qhm")
+        for kind in ("ddp_qhm", "sharded_qhm"):
+            first, second = (rank[row.id][kind][0] for rank in ranks)
+            assert torch.equal(first, second)
+            torch.testing.assert_close(first, weights, rtol=1e-11, atol=1e-12)
+
 
 def test_local_sam_descends_the_mean_of_the_ranks_sam_gradients(ranks):
     weights = []
@@ -102,3 +117,18 @@ def test_local_sam_descends_the_mean_of_the_ranks_sam_gradients(ranks):
         weights.append(flat_weights(model))
     assert not torch.allclose(*weights)
     torch.testing.assert_close(ranks[0]["local_step"], sum(weights) / 2, rtol=1e-12, atol=1e-12)
+
+
+def test_a_parameter_that_one_rank_uses_gets_half_of_its_gradient(ranks):
+    """As DistributedDataParallel has it: the mean, with zeros where a rank has none."""
+    start = flat_weights(Heads())
+    moves = []
+    for rank in (0, 1):
+        net = Heads()
+        inputs, labels = share_of(0, rank)
+        F.cross_entropy(net(inputs, rank), labels).backward()
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in net.parameters()]
+        moves.append(torch.cat([gradient.reshape(-1) for gradient in gradients]))
+    expected = start - 0.1 * sum(moves) / 2
+    for rank in ranks:
+        torch.testing.assert_close(rank["heads_step"], expected, rtol=1e-12, atol=1e-12)

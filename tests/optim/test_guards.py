@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cases import OPTIMIZERS, case
+from cases import AWAY, OPTIMIZERS, case
 from cflat import StepOptions
 from faults import DOORS, EVERY, walk
 
@@ -69,7 +69,7 @@ def test_buffers_and_random_numbers_equal_plain_training(row):
     model = _model()
     optimizer = row.make(torch.optim.SGD(model.parameters(), lr=0.0), model=model)
     torch.manual_seed(5)
-    if row.name == "msam":  # its only evaluation is not at theta: compare one step, before there is momentum
+    if row.name in AWAY:  # their only evaluation is not at theta: compare one step
         walk("step", optimizer, _closure(model, 0))
         assert all(int(buffer) == 1 for name, buffer in model.named_buffers() if name.endswith("tracked"))
         return
@@ -160,3 +160,91 @@ def test_buffers_of_a_model_that_grows_are_guarded(row):
     for step in range(1, 4):
         optimizer.step(_closure(model, step))
         assert int(model[-1].num_batches_tracked) == step
+
+
+class Odd(nn.Module):
+    """Buffers that cannot be copied together with others, and one that a step changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+        self.register_buffer("expanded", torch.ones(1).expand(3))
+        with torch.inference_mode():
+            self.register_buffer("inferred", torch.zeros(3))
+        self.register_buffer("nested", torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]))
+        self.register_buffer("sparse", torch.eye(3).to_sparse())
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.calls += 1
+        with torch.inference_mode():
+            self.inferred += 1
+        self.expanded = (self.expanded[:1] + 1).expand(3)
+        return self.layer(inputs)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("row", EVERY, ids=str)
+def test_buffers_of_every_kind_are_guarded(row):
+    model = Odd()
+    optimizer = row.make(torch.optim.SGD(model.parameters(), lr=0.1), model=model)
+    for step in range(1, 4):
+        optimizer.step(_closure(model, step))
+        assert (int(model.calls), model.inferred.tolist(), model.expanded.tolist()) == (
+            step,
+            [step] * 3,
+            [step + 1] * 3,
+        )
+    with pytest.raises(ZeroDivisionError):
+        optimizer.step(lambda: (_closure(model, 9)(), 1 / 0))
+    assert (int(model.calls), model.inferred.tolist(), model.expanded.tolist()) == (3, [3] * 3, [4] * 3)
+    assert model.nested.is_nested
+
+
+class Scripted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.norm = nn.Linear(4, 2), nn.BatchNorm1d(2)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.calls = self.calls + 1
+        return self.norm(self.layer(inputs))
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:FutureWarning")
+@pytest.mark.parametrize("row", [case("none"), case("sam"), case("c_flat"), case("c_flat_turbo")], ids=str)
+def test_scripted_modules_train_as_others_do(row):
+    plain = Scripted()
+    scripted = torch.jit.script(Scripted())
+    scripted.load_state_dict(plain.state_dict())
+    for model in (plain, scripted):
+        optimizer = row.make(torch.optim.SGD(model.parameters(), lr=0.1), model=model)
+        for step in range(4):
+            optimizer.step(_closure(model, step))
+    assert int(scripted.calls) == int(scripted.norm.num_batches_tracked) == 4
+    for name, value in plain.state_dict().items():
+        torch.testing.assert_close(scripted.state_dict()[name], value)
+
+
+@pytest.mark.parametrize("moment", ["first", "second"])
+def test_an_interrupt_while_buffers_are_copied_restores_none_of_an_earlier_step(moment, monkeypatch):
+    """Ctrl-C may come between noting the buffers and copying them."""
+    model = _model()
+    optimizer = case("sam").make(torch.optim.SGD(model.parameters(), lr=0.1), model=model)
+    optimizer.step(_closure(model, 0))
+    before = _buffers(model)
+    copy, calls = torch._foreach_copy_, []
+
+    def interrupted(targets, sources, *args):
+        calls.append(1)
+        if len(calls) == (1 if moment == "first" else 3):
+            raise KeyboardInterrupt
+        return copy(targets, sources, *args)
+
+    monkeypatch.setattr(torch, "_foreach_copy_", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        optimizer.step(_closure(model, 1))
+    monkeypatch.undo()
+    after = _buffers(model)
+    assert [name for name in before if not torch.equal(before[name], after[name])] == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from faults import DOORS, EVERY, Run, walk
+from faults import DOORS, EVERY, Run, differences, walk
 
 
 @pytest.mark.parametrize("row", EVERY, ids=str)
@@ -76,3 +76,60 @@ def test_zero_grad_clears(row, set_to_none):
     run.optimizer.zero_grad(set_to_none)
     gradient = run.model.hidden.weight.grad
     assert gradient is None if set_to_none else not gradient.any()
+
+
+class _Stop(Exception):
+    pass
+
+
+def _fail(*_):
+    raise _Stop
+
+
+@pytest.mark.parametrize("row", EVERY, ids=str)
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("where", ["base", "gradient"])
+def test_a_hook_that_raises_before_the_base_steps_leaves_no_trace(row, door, where):
+    """Weights, buffers, random numbers and what the algorithm remembers are as if the step had never begun."""
+    calm, run = Run(row), Run(row)
+    random = torch.get_rng_state()
+    calm.train(0, 1, 2, 3)
+    expected = calm.world()
+    torch.set_rng_state(random)
+    run.train(0, 1)
+    world, state = run.world(), run.state()
+    register = run.base.register_step_pre_hook if where == "base" else run.optimizer.register_gradient_hook
+    handle = register(_fail)
+    with pytest.raises(_Stop):
+        walk(door, run.optimizer, run.closure(2))
+    handle.remove()
+    assert not differences(run.world(), world)
+    assert all(path.endswith("/norm") for path in differences(run.state(), state))
+    assert all(param.grad is None for param in run.model.parameters())
+    run.train(2, 3)
+    assert not differences(run.world(), expected)
+
+
+@pytest.mark.parametrize("row", EVERY, ids=str)
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("owner", ["base", "wrapper"])
+def test_a_hook_that_raises_after_the_base_has_stepped_does_not_undo_the_step(row, door, owner):
+    calm, run = Run(row), Run(row)
+    random = torch.get_rng_state()
+    calm.train(0, 1, 2, 3)
+    expected = calm.world(), calm.state()
+    torch.set_rng_state(random)
+    run.train(0, 1)
+    handle = (run.base if owner == "base" else run.optimizer).register_step_post_hook(_fail)
+    with pytest.raises(_Stop):
+        walk(door, run.optimizer, run.closure(2))
+    handle.remove()
+    assert run.optimizer.telemetry.steps == 3
+    run.train(3)
+    assert not differences((run.world(), run.state()), expected)
+
+
+def test_no_hook_of_ours_stays_on_the_base():
+    run = Run(EVERY[1])
+    run.train(0)
+    assert not run.base._optimizer_step_post_hooks

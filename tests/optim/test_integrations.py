@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.optim import lr_scheduler
 
 import cflat
-from cases import TURBO
+from cases import TURBO, case
 from faults import EVERY, Run, batch_of, differences
 
 
@@ -96,6 +96,50 @@ def test_a_compiled_model_sees_the_perturbed_weights():
         inputs, labels = batch_of(step)
         run.optimizer.step(lambda inputs=inputs, labels=labels: F.cross_entropy(compiled(inputs), labels).backward())
     assert not differences(run.world()["model"], expected)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # Dynamo's, about the loss
+@pytest.mark.parametrize("door", ["step", "passes"])
+@pytest.mark.parametrize("row", [case("none"), case("c_flat"), TURBO], ids=str)
+@pytest.mark.parametrize("base", [torch.optim.SGD, torch.optim.AdamW])
+def test_a_compiled_training_step_keeps_the_optimizer_out_of_its_graph(door, row, base):
+    """Moves and decisions must not be traced; what the closure compiles is compiled."""
+
+    def train(compiles):
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3))
+        optimizer = row.make(base(net.parameters(), lr=0.01), model=net)
+        graphs = []
+
+        def backend(graph, inputs):
+            graphs.append(graph)
+            return graph.forward
+
+        forward = torch.compile(net, backend=backend) if compiles else net
+
+        def train_step(inputs, labels):
+            def closure():
+                loss = F.cross_entropy(forward(inputs), labels)
+                loss.backward()
+                return loss
+
+            if door == "step":
+                return optimizer.step(closure)
+            for _ in optimizer.passes():
+                loss = closure()
+            return loss
+
+        take = torch.compile(train_step, backend="eager") if compiles else train_step
+        for step in range(3):
+            take(*batch_of(step))
+        return dict(net.state_dict()), optimizer.telemetry.evaluations, len(graphs)
+
+    weights, evaluations, graphs = train(True)
+    expected, count, _ = train(False)
+    assert evaluations == count
+    assert graphs == (1 if door == "step" else 0)  # in a loop over passes the outer compiler takes the closure
+    assert not differences(weights, expected)
 
 
 def test_the_last_closure_of_an_accumulation_is_refused_wherever_accelerate_stands(monkeypatch):

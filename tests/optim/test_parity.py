@@ -12,11 +12,11 @@ import cflat
 from cases import (
     BASES,
     CONV,
-    MEASURED_VARIANTS,
+    FORECAST_VARIANTS,
     MLP,
     OPTIMIZERS,
-    PRINTED_VARIANTS,
     TURBO,
+    TURBO_VARIANTS,
     VARIANTS,
     Case,
     Problem,
@@ -74,7 +74,7 @@ def make_pair(row: Case, problem: Problem, base: str, dtype=torch.float64):
         *[pytest.param(row, MLP, "groups", "passes", 60, id=f"{row}-mlp-groups") for row in VARIANTS],
         *[
             pytest.param(row, CONV, "adam", "passes", 60, id=f"{row}-conv-adam")
-            for row in (*PRINTED_VARIANTS[:2], *MEASURED_VARIANTS[:2])
+            for row in (*TURBO_VARIANTS[:2], *FORECAST_VARIANTS[:2])
         ],
     ],
 )
@@ -95,7 +95,7 @@ def test_equals_the_reference_across_tasks(row: Case, problem: Problem, base: st
         torch.testing.assert_close(buffer, expected, rtol=1e-9, atol=1e-12, msg=name)
 
 
-@pytest.mark.parametrize("row", PRINTED_VARIANTS, ids=str)
+@pytest.mark.parametrize("row", [TURBO, *TURBO_VARIANTS], ids=str)
 def test_parity_runs_take_every_branch_of_turbo(row: Case) -> None:
     model = MLP.model()
     optimizer = row.make(BASES["sgd"](model), model=model)
@@ -108,7 +108,7 @@ def test_parity_runs_take_every_branch_of_turbo(row: Case) -> None:
 
 
 def test_turbo_equals_the_reference_where_one_branch_is_exact_and_the_other_is_not() -> None:
-    row = TURBO.but("-mixed", rules="steady", threshold=0.5, k=4, k_growth=0.0)
+    row = TURBO.but("-mixed", reading="calibrated", threshold=0.5, k=4, k_growth=0.0)
     model, optimizer, copy, trainer = make_pair(row, MLP, "sgd")
     taken = set()
     for step in range(120):
@@ -120,13 +120,13 @@ def test_turbo_equals_the_reference_where_one_branch_is_exact_and_the_other_is_n
     assert taken == {(sharp, flat) for sharp in outcomes[:2] for flat in outcomes} | {("skipped", "skipped")}
 
 
-@pytest.mark.parametrize("name", ["gsam", "c_flat", "c_flat_turbo"])
+@pytest.mark.parametrize("name", ["gsam", "c_flat", "c_flat_turbo", "c_flat_forecast"])
 def test_equals_the_reference_with_the_radius_of_the_theorem(name: str) -> None:
     row = case(name)
     check_schedule(row, cflat.InverseSqrt(0.3), lambda t, lr: 0.3 / math.sqrt(t + 1))
 
 
-@pytest.mark.parametrize("name", ["gsam", "c_flat", "c_flat_turbo"])
+@pytest.mark.parametrize("name", ["gsam", "c_flat", "c_flat_turbo", "c_flat_forecast"])
 def test_equals_the_reference_with_a_radius_tied_to_the_learning_rate(name: str) -> None:
     schedule = cflat.TiedToLR(rho_max=0.2, lr_max=0.1, rho_min=0.02, lr_min=0.01)
     check_schedule(case(name), schedule, lambda t, lr: 0.02 + (0.2 - 0.02) * (lr - 0.01) / (0.1 - 0.01))
@@ -152,7 +152,7 @@ def check_schedule(row: Case, schedule, formula) -> None:
     assert len(radii) == 30
 
 
-@pytest.mark.parametrize("row", [*OPTIMIZERS, *PRINTED_VARIANTS[:2], MEASURED_VARIANTS[0]], ids=str)
+@pytest.mark.parametrize("row", [*OPTIMIZERS, *TURBO_VARIANTS[:2]], ids=str)
 def test_float32_stays_near_the_float64_reference(row: Case) -> None:
     model, optimizer, copy, trainer = make_pair(row, CONV, "sgd", torch.float32)
     for step in range(10):
@@ -161,7 +161,7 @@ def test_float32_stays_near_the_float64_reference(row: Case) -> None:
     assert 0 < gap(model, copy) < 2e-4
 
 
-@pytest.mark.parametrize("row", [*OPTIMIZERS, *PRINTED_VARIANTS[:2], MEASURED_VARIANTS[0]], ids=str)
+@pytest.mark.parametrize("row", [*OPTIMIZERS, *TURBO_VARIANTS[:2]], ids=str)
 def test_both_doors_give_the_same_bits(row: Case) -> None:
     weights = []
     for door in ("closure", "passes"):

@@ -8,10 +8,11 @@ import pickle
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 import cflat
 from cases import BASES, CONV, TURBO_VARIANTS, case, closure_of
-from faults import EVERY, Run, differences
+from faults import EVERY, Run, batch_of, differences
 
 ROWS = (*EVERY, *(row for row in TURBO_VARIANTS if row not in EVERY))
 
@@ -47,8 +48,11 @@ def test_resuming_in_the_middle_of_an_interval_is_bit_equal(row, interruption):
     assert not differences(resumed.state(), whole.state())
 
 
-@pytest.mark.parametrize("row", ROWS, ids=str)
-@pytest.mark.parametrize("base", ["adam", "groups"])
+@pytest.mark.parametrize(
+    ("row", "base"),
+    [*((row, base) for base in ("adam", "groups") for row in ROWS), *((row, "qhm") for row in EVERY)],
+    ids=str,
+)
 def test_resuming_with_other_bases_is_bit_equal(row, base):
     def fresh():
         model = CONV.model()
@@ -141,19 +145,6 @@ def test_tools_find_torchs_own_keys(row):
     assert not differences({key: state[key] for key in base}, base)
 
 
-@pytest.mark.parametrize("row", EVERY, ids=str)
-def test_a_state_of_version_0_1_still_loads(row):
-    """It held the base optimizer's state under a key of its own."""
-    run = Run(row)
-    run.train(0, 1, 2)
-    state = run.state()
-    old = {"base": {"state": state["state"], "param_groups": state["param_groups"]}}
-    old["wrapper"] = {**state["wrapper"], "version": 1}
-    resumed = Run(row)
-    resumed.optimizer.load_state_dict(_saved_and_loaded(old))
-    assert not differences(resumed.state(), state)
-
-
 def test_the_telemetry_is_part_of_the_state():
     run = Run(case("c_flat_turbo"))
     run.train(0, 1, 2)
@@ -161,3 +152,74 @@ def test_the_telemetry_is_part_of_the_state():
     other.optimizer.load_state_dict(run.state())
     assert other.optimizer.telemetry.as_dict() == run.optimizer.telemetry.as_dict()
     assert isinstance(other.optimizer.telemetry, cflat.Telemetry)
+
+
+def _forged(state, path, value):
+    """Return a copy of a state in which one entry is another."""
+    state = copy.deepcopy(state)
+    *way, last = path
+    place = state
+    for key in way:
+        place = place[key]
+    if value is KeyError:
+        del place[last]
+    else:
+        place[last] = value(place[last]) if callable(value) else value
+    return state
+
+
+WRAPPER = {
+    "task of text": (("wrapper", "task"), ["a", "b"]),
+    "task of three": (("wrapper", "task"), [0, 1, 2]),
+    "no telemetry": (("wrapper", "telemetry"), KeyError),
+    "a counter is a tensor": (("wrapper", "telemetry", "steps"), torch.ones(3)),
+    "a branch without a counter": (("wrapper", "telemetry", "sharpness", "reused"), KeyError),
+    "unknown key": (("wrapper", "surprise"), 1),
+    "extra is a list": (("wrapper", "extra"), [1]),
+    "memories is a list": (("wrapper", "memories"), [1]),
+}
+
+
+@pytest.mark.parametrize("name", ["looksam", "friendly_sam", "msam", "c_flat_turbo", "c_flat_forecast"])
+def test_a_damaged_state_is_rejected_before_anything_is_loaded(name):
+    run = Run(case(name))
+    run.train(0, 1, 2, 3, 4)
+    good = run.state()
+    memory, content = next(iter(good["wrapper"]["memories"].items()))
+    index = next(iter(content["tensors"]))
+    tensor = ("wrapper", "memories", memory, "tensors", index)
+    forgeries = {
+        **WRAPPER,
+        "int": (tensor, lambda t: t.long()),
+        "complex": (tensor, lambda t: t.to(torch.complex64)),
+        "bool": (tensor, lambda t: t.bool()),
+        "text": (tensor, "abc"),
+        "no norm": (("wrapper", "memories", memory, "norm"), KeyError),
+        "norm of text": (("wrapper", "memories", memory, "norm"), "long"),
+        "beyond the parameters": (("wrapper", "memories", memory, "tensors"), {99: torch.zeros(2)}),
+        "a group less": (("param_groups",), []),
+        "a parameter less": (("param_groups", 0, "params"), [0]),
+        "complex momentum": (("state", 1, "momentum_buffer"), lambda t: t.to(torch.complex64)),
+    }
+    other = Run(case(name))
+    other.train(7)
+    before, groups = other.state(), other.optimizer.param_groups
+    for kind, (path, value) in forgeries.items():
+        with pytest.raises(ValueError, match=r"state|parameter|dict"):
+            assert other.optimizer.load_state_dict(_forged(good, path, value)), kind
+        assert not differences(other.state(), before), kind
+        assert other.optimizer.param_groups is groups, kind
+    other.optimizer.load_state_dict(good)
+    assert not differences(other.state(), good)
+
+
+@pytest.mark.parametrize("name", ["friendly_sam", "msam", "looksam", "c_flat_turbo", "c_flat_forecast"])
+def test_memories_follow_the_precision_of_the_model(name):
+    run = Run(case(name))
+    run.train(0, 1)
+    run.model.double()
+    for step in range(2, 7):
+        inputs, labels = batch_of(step, dtype=torch.float64)
+        run.optimizer.step(lambda x=inputs, y=labels: F.cross_entropy(run.model(x), y).backward())
+    for content in run.state()["wrapper"]["memories"].values():
+        assert {tensor.dtype for tensor in content["tensors"].values()} == {torch.float64}

@@ -8,12 +8,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
 import cflat
 from cflat.optim._memory import DirectionMemory
 from cflat.optim._triggers import EmaTrigger
-from cflat.optim._vectors import NonFiniteError, Vector, as_real, dot, read
+from cflat.optim._vectors import NonFiniteError, Space, Vector, as_real, dot, read
 from cflat.optim._weights import Weights
 
 PROPERTY = settings(max_examples=50, deadline=None, derandomize=True)
@@ -226,10 +226,10 @@ def test_zero_never_fires() -> None:
     assert not trigger.fires(0.0, 0.0)
 
 
-@pytest.mark.parametrize(("name", "rules"), [("ae_sam", {}), ("c_flat_turbo", {"rules": "paper"})])
-def test_a_task_forgets_the_statistics_of_the_one_before(name: str, rules: dict[str, str]) -> None:
+@pytest.mark.parametrize("name", ["ae_sam", "c_flat_turbo", "c_flat_forecast"])
+def test_a_task_forgets_the_statistics_of_the_one_before(name: str) -> None:
     weight = torch.nn.Parameter(torch.ones(3))
-    optimizer = cflat.create_optimizer(name, torch.optim.SGD([weight], lr=0.1), **rules)
+    optimizer = cflat.create_optimizer(name, torch.optim.SGD([weight], lr=0.1))
     fresh = optimizer.extra_state()
     for _ in optimizer.passes():
         weight.square().sum().backward()
@@ -270,3 +270,16 @@ def test_memory_returns_what_it_was_given_for_any_order_of_parameters(shapes, se
     assert all(torch.equal(a, b) for a, b in zip(recalled.tensors, parts[::-1], strict=True))
     stranger = torch.nn.Parameter(torch.zeros(10_000, dtype=torch.float64))
     assert memory.recall([stranger], Vector([stranger.detach()])) is None
+
+
+def test_a_memory_lets_go_of_the_ranks_of_its_step():
+    """A process group that outlives ``destroy_process_group`` is torn down late, at the exit of the interpreter."""
+    params = [nn.Parameter(torch.zeros(2))]
+    memory, group = DirectionMemory(), object()
+    vector = Vector([torch.ones(2)], Space(group))
+    memory.store(params, vector)
+    memory.commit()
+    assert vector.space.group is None
+    assert memory.recall(params, Vector([torch.zeros(2)], Space(group))).space.group is group
+    memory.undo()
+    assert vector.space.group is None

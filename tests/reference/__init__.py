@@ -5,7 +5,21 @@ gradient of the present minibatch at any point, keeps its own state, and returns
 """
 
 from reference.flatness import GAM, CFlat, CFlatPlus
-from reference.sharpness import AESAM, ASAM, GSAM, MSAM, SAM, SSSAM, FriendlySAM, LookSAM, Plain
+from reference.forecast import CFlatForecast
+from reference.sharpness import (
+    AESAM,
+    ASAM,
+    GSAM,
+    MSAM,
+    SAM,
+    SSSAM,
+    AsyncSAM,
+    FriendlySAM,
+    LookSAM,
+    Plain,
+    RandomSAM,
+    VaSSO,
+)
 from reference.space import Algorithm
 from reference.trainer import ReferenceTrainer
 from reference.turbo import CFlatTurbo
@@ -21,9 +35,13 @@ REFERENCES: dict[str, type[Algorithm]] = {
     "ae_sam": AESAM,
     "friendly_sam": FriendlySAM,
     "msam": MSAM,
+    "vasso": VaSSO,
+    "async_sam": AsyncSAM,
+    "random_sam": RandomSAM,
     "c_flat": CFlat,
     "c_flat_plus": CFlatPlus,
     "c_flat_turbo": CFlatTurbo,
+    "c_flat_forecast": CFlatForecast,
 }
 
 __all__ = ["REFERENCES", "Algorithm", "ReferenceTrainer"]

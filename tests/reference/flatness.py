@@ -14,7 +14,7 @@ class GAM(Algorithm):
     """Accelerated GAM (optimizers.md 5.1): d - gamma (m - proj_d m), d = b1 g1 + b3 g3, m = g + |b2| g2."""
 
     def __init__(
-        self, rho: float, rho_fd: float, gamma: float, betas: tuple[float, float, float] = (1.0, -1.0, 1.0)
+        self, rho: float, rho_fd: float, gamma: float, betas: tuple[float, float, float] = (0.6, 0.5, 0.4)
     ) -> None:
         super().__init__(rho)
         self.rho_fd, self.gamma, self.betas = rho_fd, gamma, betas

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -104,26 +106,33 @@ class AESAM(Algorithm):
 
 
 class FriendlySAM(Algorithm):
-    """Perturb along g - sigma m with the m of the step before; then m = decay m + (1 - decay) g."""
+    """Perturb along g - sigma m with the m of the step before; then m = decay m + (1 - decay) g. m begins with the
+    first gradient, which is perturbed along as it is (nblt/F-SAM)."""
 
     def __init__(self, rho: float, sigma: float, decay: float) -> None:
         super().__init__(rho)
         self.sigma, self.decay = sigma, decay
-        self.m: Tensor | float = 0.0
+        self.m: Tensor | None = None
 
     def start_task(self, index: int, num_tasks: int | None) -> None:
         super().start_task(index, num_tasks)
-        self.m = 0.0
+        self.m = None
 
     def direction(self, theta: Tensor, gradient: Gradient) -> Tensor:
         g = gradient(theta)
+        if self.m is None:
+            self.m = g
+            return gradient(theta + self.rho * unit(g))
         e = self.rho * unit(g - self.sigma * self.m)
         self.m = self.decay * self.m + (1 - self.decay) * g
         return gradient(theta + e)
 
 
 class MSAM(Algorithm):
-    """Gradient at theta - rho unit(v), v = momentum v + g; before the first step v = 0."""
+    """Gradient at theta_p = theta - rho unit(v), v = momentum v + g + decay theta_p; before the first step v = 0.
+
+    The authors' update takes the decay at theta_p, too (MarlonBecker/MSAM), and the base adds it at theta.
+    """
 
     def __init__(self, rho: float, momentum: float) -> None:
         super().__init__(rho)
@@ -136,6 +145,74 @@ class MSAM(Algorithm):
 
     def direction(self, theta: Tensor, gradient: Gradient) -> Tensor:
         v = torch.zeros_like(theta) if self.v is None else self.v
-        g = gradient(theta - self.rho * unit(v))
-        self.v = self.momentum * v + g
-        return g
+        theta_p = theta - self.rho * unit(v)
+        g = gradient(theta_p)
+        self.v = self.momentum * v + g + self.weight_decay * theta_p
+        return g + self.weight_decay * (theta_p - theta)
+
+
+class VaSSO(Algorithm):
+    """Perturb along d = (1 - theta) d + theta g, which contains this step's g and begins with the first one."""
+
+    def __init__(self, rho: float, theta: float) -> None:
+        super().__init__(rho)
+        self.theta = theta
+        self.d: Tensor | None = None
+
+    def start_task(self, index: int, num_tasks: int | None) -> None:
+        super().start_task(index, num_tasks)
+        self.d = None
+
+    def direction(self, theta: Tensor, gradient: Gradient) -> Tensor:
+        g = gradient(theta)
+        self.d = g if self.d is None else (1 - self.theta) * self.d + self.theta * g
+        return gradient(theta + self.rho * unit(self.d))
+
+
+class AsyncSAM(Algorithm):
+    """g_t = grad L_t(theta + rho unit(g_{t-1})); the first step of a task is plain."""
+
+    def __init__(self, rho: float) -> None:
+        super().__init__(rho)
+        self.stale: Tensor | None = None
+
+    def start_task(self, index: int, num_tasks: int | None) -> None:
+        super().start_task(index, num_tasks)
+        self.stale = None
+
+    def direction(self, theta: Tensor, gradient: Gradient) -> Tensor:
+        e = torch.zeros_like(theta) if self.stale is None else self.rho * unit(self.stale)
+        self.stale = gradient(theta + e)
+        return self.stale
+
+
+class RandomSAM(Algorithm):
+    """Gradient at theta + e with e_ij ~ N(0, rho^2 ||W_i||^2 / n), row by row of every tensor that has rows.
+
+    The numbers are drawn in single precision, tensor by tensor in the order of the model.
+    """
+
+    def __init__(self, rho: float, seed: int, total_steps: int | None = None) -> None:
+        super().__init__(rho)
+        self.seed, self.total_steps, self.task = seed, total_steps, 0
+
+    def start_task(self, index: int, num_tasks: int | None) -> None:
+        super().start_task(index, num_tasks)
+        self.task = index
+
+    def direction(self, theta: Tensor, gradient: Gradient) -> Tensor:
+        step = self.j - 1
+        seed = random.Random(f"{self.seed}/{self.task}/{step}").getrandbits(63)
+        generator = torch.Generator().manual_seed(seed)
+        rho = self.rho
+        if self.total_steps is not None:
+            rho *= (1 - math.cos(math.pi * min(1, step / self.total_steps))) / 2
+        parts = theta.split([param.numel() for param in self.params])
+        e = [torch.zeros_like(part) for part in parts]
+        for index, (param, part) in enumerate(zip(self.params, parts, strict=True)):
+            if param.ndim > 1:
+                rows = part.view(param.shape[0], -1)
+                noise = torch.randn(param.shape, generator=generator).double().view_as(rows)
+                scale = rho * rows.norm(dim=1, keepdim=True) / math.sqrt(rows.shape[1])
+                e[index] = (scale * noise).view(-1)
+        return gradient(theta + torch.cat(e))

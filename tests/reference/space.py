@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,8 +39,10 @@ class Algorithm:
         self.rho = 0.0
         self.t = -1
         self.j = 0
-        self.groups: list[dict[str, Any]] = []
-        """Rates and momentum of the base optimizer, for algorithms that bound its steps."""
+        self.weight_decay: Tensor | float = 0.0
+        """What the base adds to the gradient, as a multiple of theta."""
+        self.params: list[Tensor] = []
+        """The tensors of which theta consists, in order."""
 
     def start_task(self, index: int, num_tasks: int | None) -> None:
         """Forget what belongs to one task."""

@@ -24,8 +24,12 @@ class ReferenceTrainer:
 
     def __init__(self, model: nn.Module, base: Optimizer, algorithm: Algorithm, loss: Loss) -> None:
         self.model, self.base, self.algorithm, self.loss = model, base, algorithm, loss
-        algorithm.groups = base.param_groups
         self.params = dict(model.named_parameters())
+        algorithm.params = list(self.params.values())
+        decays = {param: group["weight_decay"] for group in base.param_groups for param in group["params"]}
+        algorithm.weight_decay = torch.cat(
+            [torch.full_like(p.detach().flatten(), decays[p]) for p in model.parameters()]
+        )
         self.buffers = dict(model.named_buffers())
         self.losses: list[float] = []
 

@@ -10,14 +10,18 @@ from torch.optim import Optimizer
 
 from cflat._errors import ClosureError
 from cflat.optim import SharpnessAware
-from cflat.optim._guards import RandomGuard
+from cflat.optim.engine import BufferGuard, RandomGuard
 
 
 class MicroBatches:
     """The evaluations that lead up to one step, each with the random numbers that it draws.
 
     The gradients that they accumulate are the beginning of the step's first evaluation, so nothing is computed twice;
-    in further evaluations they are computed again, at other weights, with the same dropout masks.
+    in further evaluations they are computed again, at other weights, with the same dropout masks. `MSAM`, whose only
+    evaluation is not at the weights where they were accumulated, computes all of them again.
+
+    A micro-batch is passed as arguments beside the function that evaluates it: a function that looks up a loop variable
+    would see the newest batch when it is called again.
 
     Args:
         optimizer: Whose step it is.
@@ -29,37 +33,45 @@ class MicroBatches:
     ) -> None:
         self.optimizer = optimizer
         self._unsynced = unsynced
+        self._buffers = BufferGuard(optimizer.guarded_module)
         self._earlier: list[tuple[Callable[[], Any], RandomGuard]] = []
 
-    def keep(self, evaluate: Callable[[], Any]) -> None:
+    def keep(self, evaluate: Callable[..., Any], batch: Any, *more: Any) -> None:
         """Remember how to evaluate a micro-batch, before it is evaluated for the first time."""
         if not self._earlier:
-            self.optimizer.begin_step()
-        self._earlier.append((evaluate, self._random_numbers()))
+            self._buffers.start()
+        self._earlier.append((lambda: evaluate(batch, *more), self._random_numbers()))
 
-    def accumulate(self, evaluate: Callable[[], Any]) -> Any:
+    def accumulate(self, evaluate: Callable[..., Any], batch: Any, *more: Any) -> Any:
         """Evaluate a micro-batch that is not the last one of its step."""
         if not self._earlier:
             self.optimizer.zero_grad()
-        self.keep(evaluate)
-        return evaluate()
+        self.keep(evaluate, batch, *more)
+        return evaluate(batch, *more)
 
-    def step(self, evaluate: Callable[[], Any]) -> Any:
+    def step(self, evaluate: Callable[..., Any], batch: Any, *more: Any) -> Any:
         """Step with the last micro-batch; return what its first evaluation returned."""
         result = None
         try:
             with self.optimizer.passes(accumulated=True) as passes:
                 for index in passes:
                     if passes.replays:
-                        self.replay()
-                    value = evaluate()
+                        self.replay(index)
+                    value = evaluate(batch, *more)
                     result = value if index == 0 else result
         finally:
             self.clear()
         return result
 
-    def replay(self) -> None:
-        """Evaluate all kept micro-batches again; random numbers go on afterwards from where they are now."""
+    def replay(self, index: int) -> None:
+        """Evaluate all kept micro-batches again; random numbers continue afterwards from where they are now.
+
+        Args:
+            index: The evaluation of the step. In the first (0), buffers begin again where they were before the first
+                micro-batch, so that each updates BatchNorm's statistics once.
+        """
+        if index == 0 and self._earlier:
+            self._buffers.undo()
         present = self._random_numbers()
         for evaluate, random in self._earlier:
             random.replay()
@@ -72,7 +84,7 @@ class MicroBatches:
         self._earlier.pop()
 
     def clear(self) -> None:
-        """Forget all micro-batches: their step is done, or given up."""
+        """Forget all micro-batches: their step is done, or rolled back."""
         self._earlier.clear()
 
     def _random_numbers(self) -> RandomGuard:

@@ -1,11 +1,12 @@
 """Hugging Face Accelerate: steps that see all micro-batches of an accumulation.
 
-Without this, Accelerate calls ``step(closure)`` on the last micro-batch only; the optimizer refuses that.
+Without this, Accelerate calls ``step(closure)`` on the last micro-batch only; the optimizer rejects that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from accelerate import Accelerator
 from torch import Tensor, nn
@@ -19,7 +20,7 @@ class FlatSteps:
 
     Call it inside ``accelerator.accumulate(model)``, in place of ``accelerator.backward`` and ``optimizer.step``; both
     ``optimizer.step()`` and ``optimizer.zero_grad()`` may still follow and do no harm. Clip with
-    ``StepOptions(max_norm=...)``: a clip after the call comes too late and is refused at ``optimizer.step()``.
+    ``StepOptions(max_norm=...)``: a clip after the call comes too late and raises at ``optimizer.step()``.
 
     Args:
         accelerator: Has prepared the model and the optimizer.
@@ -37,13 +38,14 @@ class FlatSteps:
         flat = flat_optimizer(optimizer, "Wrap your torch optimizer before accelerator.prepare().")
         self._micro_batches = MicroBatches(flat, lambda: accelerator.no_sync(model))
 
-    def __call__(self, compute_loss: Callable[[], Tensor]) -> Tensor:
-        """Evaluate the micro-batch whose loss ``compute_loss`` returns; return that loss at the unperturbed weights."""
+    def __call__(self, compute_loss: Callable[..., Tensor], batch: Any, *more: Any) -> Tensor:
+        """Evaluate one micro-batch, whose loss is ``compute_loss(batch, *more)``; return its first loss."""
 
-        def evaluate() -> Tensor:
-            loss = compute_loss()
+        def evaluate(batch: Any, *more: Any) -> Tensor:
+            loss = compute_loss(batch, *more)
             self.accelerator.backward(loss)
             return loss.detach()
 
         is_last = self.accelerator.sync_gradients
-        return (self._micro_batches.step if is_last else self._micro_batches.accumulate)(evaluate)  # type: ignore[no-any-return]
+        loss: Tensor = (self._micro_batches.step if is_last else self._micro_batches.accumulate)(evaluate, batch, *more)
+        return loss

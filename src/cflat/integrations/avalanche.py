@@ -6,8 +6,7 @@ from typing import Any
 
 from avalanche.core import SupervisedPlugin
 
-from cflat.integrations._micro_batches import flat_optimizer
-from cflat.optim._guards import RandomGuard
+from cflat.integrations._micro_batches import MicroBatches, flat_optimizer
 
 
 class FlatPlugin(SupervisedPlugin):  # type: ignore[misc]
@@ -30,21 +29,20 @@ class FlatPlugin(SupervisedPlugin):  # type: ignore[misc]
         self.optimizer = flat_optimizer(strategy.optimizer, "Wrap the torch optimizer of the strategy.")
         self.optimizer.start_task(strategy.experience.current_experience, self.num_tasks)
 
+        self._kept = MicroBatches(self.optimizer)
+
     def before_forward(self, strategy: Any, **kwargs: Any) -> None:
-        """Begin the step, and remember the random numbers of its first evaluation."""
-        self.optimizer.begin_step()
-        self._random = RandomGuard(self.optimizer.options.replay_rng)
-        self._random.start({param.device for param in self.optimizer.all_params()})
+        """Remember how the mini-batch that the strategy is about to evaluate can be evaluated again."""
+        self._kept.clear()
+        self._kept.keep(self._evaluate, strategy, kwargs)
 
     def before_update(self, strategy: Any, **kwargs: Any) -> None:
         """Take the step; the strategy's own ``optimizer.step()`` then does nothing."""
         first = strategy.loss, strategy.mb_output
         with self.optimizer.passes(accumulated=True) as passes:
-            for _ in passes:
+            for index in passes:
                 if passes.replays:
-                    self._random.replay()
-                    self._evaluate(strategy, kwargs)
-        self._random.release()
+                    self._kept.replay(index)
         strategy.loss, strategy.mb_output = first
 
     def _evaluate(self, strategy: Any, kwargs: dict[str, Any]) -> None:

@@ -33,12 +33,12 @@ class FlatSteps:
             self._prepare(optimizer)
             self._micro_batches = MicroBatches(optimizer, lambda: trainer.accelerator.no_sync(model=model))
 
-        def evaluate() -> Tensor:
+        def evaluate(inputs: dict[str, Any]) -> Tensor:
             loss: Tensor = super(FlatSteps, trainer).training_step(model, inputs, *args, **kwargs)  # type: ignore[misc]
             return loss
 
         is_last = trainer.accelerator.sync_gradients
-        loss: Tensor = (self._micro_batches.step if is_last else self._micro_batches.accumulate)(evaluate)
+        loss: Tensor = (self._micro_batches.step if is_last else self._micro_batches.accumulate)(evaluate, inputs)
         return loss
 
     def _prepare(self, optimizer: SharpnessAware) -> None:

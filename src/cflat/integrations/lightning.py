@@ -5,15 +5,16 @@ The module stays as it is: automatic optimization passes its closure to ``step``
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
+    from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 except ImportError:  # the same code under its older name
     from pytorch_lightning import Callback, LightningModule, Trainer
+    from pytorch_lightning.utilities.signature_utils import is_param_in_hook_signature
 
 from torch import Tensor
 
@@ -54,7 +55,7 @@ class FlatCallback(Callback):  # type: ignore[misc]
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Keep the micro-batch, in case that others follow before the step."""
         if pl_module.automatic_optimization:
-            self._micro_batches.keep(lambda: _evaluate(trainer, pl_module, batch, batch_idx))
+            self._micro_batches.keep(_evaluate, trainer, pl_module, batch, batch_idx)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Log the telemetry of a step."""
@@ -68,18 +69,8 @@ class FlatCallback(Callback):  # type: ignore[misc]
             numbers["evaluations_per_step"] = telemetry.evaluations_per_step
             pl_module.log_dict({f"cflat/{name}": value for name, value in numbers.items()})
 
-    def on_validation_start(self, trainer: Trainer, *_: Any) -> None:
-        """Refuse to validate weights that have been moved ahead for micro-batches that are still to come."""
-        if not trainer.sanity_checking and self._handles and self.optimizer.has_begun_step:
-            raise ClosureError(
-                f"Validation falls between micro-batches of one step, where {type(self.optimizer).__name__} holds the "
-                "weights ahead. Let val_check_interval be a multiple of accumulate_grad_batches."
-            )
-
     def on_train_end(self, *_: Any) -> None:
         """Leave the optimizer as it was."""
-        if self._handles:
-            self.optimizer.give_up_step()
         while self._handles:
             self._handles.pop().remove()
             self.optimizer.__dict__.pop("_step_supports_amp_scaling", None)
@@ -100,16 +91,16 @@ class FlatCallback(Callback):  # type: ignore[misc]
             inner._result = results[0]
             return loss
 
-        def replay() -> None:
+        def replay(index: int) -> None:
             with _silenced(self._module):
-                self._micro_batches.replay()
+                self._micro_batches.replay(index)
 
         return (args[0], evaluate), {**kwargs, "replay": replay}
 
 
 def _evaluate(trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
     """Do for one micro-batch what Lightning's own closure does."""
-    takes_index = "batch_idx" in inspect.signature(pl_module.training_step).parameters
+    takes_index = is_param_in_hook_signature(pl_module.training_step, "batch_idx", min_args=2)  # as Lightning decides
     output = trainer.strategy.training_step(*((batch, batch_idx) if takes_index else (batch,)))
     loss: Tensor = output["loss"] if isinstance(output, Mapping) else output
     trainer.strategy.backward(loss / trainer.accumulate_grad_batches, trainer.strategy.optimizers[0])

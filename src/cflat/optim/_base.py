@@ -6,33 +6,36 @@ import weakref
 from abc import abstractmethod
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch._compile import _disable_dynamo  # torch.compiler.disable, without importing the compiler at once
+from torch.autograd import profiler
 from torch.optim import Optimizer
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.utils.hooks import RemovableHandle
 
 from cflat._errors import ClosureError
 from cflat._ranges import CountOrZero, Positive, check, checked
-from cflat.optim._callers import is_absent, refuse_late_changes, refuse_scaler, refuse_skipped_micro_batches
+from cflat.optim._callers import is_absent, reject_late_changes, reject_scaler, reject_skipped_micro_batches
+from cflat.optim._checkpoint import VERSION, load_memories, reject_foreign_state, reject_foreign_tensors
 from cflat.optim._guards import BufferGuard, RandomGuard
 from cflat.optim._memory import DirectionMemory
 from cflat.optim._passes import Direction, Evaluation, Passes
 from cflat.optim._schedules import Radius
 from cflat.optim._telemetry import Branch, Outcome, Telemetry
+from cflat.optim._vectors import Coefficients
+from cflat.optim._weights import Weights
 from cflat.optim._wrapper import Wrapper
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-    from cflat.optim._weights import Weights
-
 __all__ = ["SharpnessAware", "StepOptions"]
-
-_STATE_VERSION = 2
 
 
 @checked
@@ -64,6 +67,11 @@ class StepOptions:
             raise ValueError(f"process_group must be a ProcessGroup, 'auto' or None, got {self.process_group!r}.")
 
 
+def _gradients_enabled() -> AbstractContextManager[None]:
+    """Return a context for closures; usually gradients are enabled already, and torch's costs microseconds."""
+    return nullcontext() if torch.is_grad_enabled() else torch.enable_grad()
+
+
 class SharpnessAware(Wrapper):
     """Wrap a torch optimizer so that it descends along a direction computed from several evaluations.
 
@@ -75,7 +83,8 @@ class SharpnessAware(Wrapper):
         base: Any torch optimizer; its groups and schedules stay in charge of the update.
         model: The module whose buffers extra evaluations must leave alone; optional.
         rho: Radius of the perturbation in parameter space: a positive number, or a schedule (`InverseSqrt`); None for
-            an optimizer that does not perturb.
+            an optimizer that does not perturb. A parameter group may have its own ``"rho"``, and 0 there trains the
+            group without perturbing it; so may ``"lam"``.
         options: How steps are taken; see `StepOptions`.
     """
 
@@ -83,7 +92,7 @@ class SharpnessAware(Wrapper):
     _step_supports_amp_scaling = True
 
     scalars: tuple[str, ...] = ()
-    """Attributes that a checkpoint must hold; they are also put back when a step is given up."""
+    """Attributes that a checkpoint must hold; they are also put back when a step is rolled back."""
 
     # Whether gradients that were accumulated before a step may simply be added to: true of one evaluation at theta.
     _adds_to_gradients = False
@@ -116,17 +125,11 @@ class SharpnessAware(Wrapper):
         self._random = RandomGuard(self.options.replay_rng)
         self._gradient_hooks: OrderedDict[int, Callable[[Evaluation], None]] = OrderedDict()
         self._in_flight: weakref.ref[Passes] | None = None
-        self._begun: Passes | None = None  # by `begin_step`, and not yet gone on with
         self._noted: dict[str, Any] = {}  # by the step in flight, for the telemetry
         self._saved_state: dict[str, Any] = {}  # from before the step in flight
         self._has_just_looped = False
 
     # -- the algorithm ------------------------------------------------------------------------------------------
-
-    @property
-    def looks_ahead(self) -> bool:
-        """Whether the first gradient of a step is taken elsewhere than at the weights where the step begins."""
-        return False
 
     @abstractmethod
     def direction(self, weights: Weights) -> Direction:
@@ -134,7 +137,7 @@ class SharpnessAware(Wrapper):
         raise NotImplementedError
 
     def extra_state(self) -> dict[str, Any]:
-        """Return what a checkpoint must hold, and what is put back when a step is given up: the `scalars`."""
+        """Return what a checkpoint must hold, and what is put back when a step is rolled back: the `scalars`."""
         return {name: getattr(self, name) for name in self.scalars}
 
     def load_extra_state(self, state: dict[str, Any]) -> None:
@@ -160,13 +163,23 @@ class SharpnessAware(Wrapper):
 
     @property
     def rho(self) -> float:
-        """The radius of the present step; 0 for an optimizer that has none."""
+        """The radius of the present step for groups without one of their own; 0 for an optimizer that has none."""
         if not callable(self._radius):
             return self._radius or 0.0
         step = self.telemetry.steps
         radius = float(self._radius(step, float(self.param_groups[0]["lr"])))
         check(f"rho at step {step}", radius, at_least=0)  # 0 makes the step plain
         return radius
+
+    def per_group(self, name: str, weights: Weights) -> float | Coefficients:
+        """Return the setting ``name`` of this optimizer, or one number for each parameter if a group has its own."""
+        common: float = getattr(self, name)
+        own = {param: group[name] for group in self.param_groups if name in group for param in group["params"]}
+        if not own:
+            return common
+        for value in own.values():
+            check(f"{name} of a parameter group", value, at_least=0)
+        return Coefficients(own.get(param, common) for param in weights.params)
 
     def memory(self, name: str) -> DirectionMemory:
         """Return the direction that is remembered under ``name`` from step to step."""
@@ -192,11 +205,11 @@ class SharpnessAware(Wrapper):
         closure: Callable[[], Any] | None = None,
         *,
         scaler: Any = None,
-        replay: Callable[[], Any] | None = None,
+        replay: Callable[[int], Any] | None = None,
     ) -> Any:
         """Take one step and return what the closure returned in its first evaluation.
 
-        That is the loss at the weights where the step begins, unless the optimizer `looks_ahead`.
+        That is the loss at the weights where the step begins, except with `MSAM`.
 
         Directly after a loop over `passes`, which has stepped already, ``step()`` does nothing: trainers that call it
         after every batch need no change.
@@ -206,43 +219,54 @@ class SharpnessAware(Wrapper):
                 needs; gradients are cleared before each call.
             scaler: The GradScaler with which the closure scales its loss (float16); call its ``update()`` after.
             replay: Computes again, at the present weights, the gradients that were accumulated before this step. They
-                then are part of its first evaluation, and ``replay`` is called before the closure in the others.
+                then are part of its first evaluation, and ``replay(index)`` is called before the closure in the others;
+                in the first as well (index 0) if it is not at the weights where they were accumulated.
         """
-        refuse_scaler(self)
+        reject_scaler(self)
         if closure is None:
             raise ClosureError(
                 f"{type(self).__name__}.step() needs a closure that computes the loss, calls backward and returns the "
                 "loss; got None. Write optimizer.step(closure), or loop over optimizer.passes()."
             )
         if replay is None:
-            refuse_skipped_micro_batches(self)
+            reject_skipped_micro_batches(self)
         result = None
-        with self._passes(scaler, accumulated=replay is not None, is_loop=False) as passes:
+        with _gradients_enabled(), Passes(self, scaler, accumulated=replay is not None, is_loop=False) as passes:
             for index in passes:
-                with torch.enable_grad():
-                    if replay is not None and passes.replays:
-                        replay()
-                    value = closure()
-                passes.loss = value
+                if replay is not None and passes.replays:
+                    replay(index)
+                passes.loss = value = closure()
                 result = value if index == 0 else result
         return result
 
     @staticmethod
     def profile_hook_step(func: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap `step` as torch does, and let the call after a loop over `passes` run neither it nor hooks."""
+        """Wrap `step` as torch does, and let the call after a loop over `passes` run neither it nor hooks.
+
+        Torch's wrapper takes as long as a small network's forward pass, so it is left out where nothing listens.
+        """
         hooked = Optimizer.profile_hook_step(func)
 
+        @_disable_dynamo  # a graph that was traced through moves and decisions would be wrong
         @wraps(func)
         def step(self: SharpnessAware, closure: Any = None, **options: Any) -> Any:
             closure = None if is_absent(closure) else closure
             if closure is None and self._has_just_looped:
                 self._has_just_looped = False
-                refuse_late_changes(self.all_params())
+                reject_late_changes(self.all_params())
                 return None
-            return hooked(self, closure, **options)
+            return (hooked if self._is_observed else func)(self, closure, **options)
 
         return step
 
+    @property
+    def _is_observed(self) -> bool:
+        """Whether a profiler runs, or hooks have to be called around `step`."""
+        own = self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks
+        everybody = _global_optimizer_pre_hooks or _global_optimizer_post_hooks
+        return bool(own or everybody or profiler._is_profiler_enabled)
+
+    @_disable_dynamo
     def passes(self, *, scaler: Any = None, accumulated: bool = False) -> Passes:
         """Return the evaluations of one step as an iterator; see `Passes`.
 
@@ -251,36 +275,20 @@ class SharpnessAware(Wrapper):
             accumulated: Whether the gradients that are there already are the beginning of the first evaluation;
                 ``passes.replays`` then says in which iterations they have to be computed again.
         """
-        return self._passes(scaler, accumulated=accumulated, is_loop=True)
-
-    def begin_step(self) -> None:
-        """Move to where the next step takes its first gradient, before micro-batches are accumulated there.
-
-        Only needed if the optimizer `looks_ahead`; otherwise nothing happens. ``step(closure, replay=...)`` or
-        ``passes(accumulated=True)`` takes the step; anything else that is called on the optimizer, except
-        ``zero_grad``, gives it up and puts the weights back.
-        """
-        if self.looks_ahead:
-            passes = Passes(self, accumulated=True)
-            passes.begin()
-            self._begun = passes
-
-    @property
-    def has_begun_step(self) -> bool:
-        """Whether `begin_step` has moved the weights for a step that is still to be taken."""
-        return self._begun is not None
+        self.give_up_step()
+        return Passes(self, scaler, accumulated=accumulated)
 
     def give_up_step(self) -> None:
-        """Put back the weights if `begin_step` or a loop over `passes` has moved them; nothing is left of the step."""
+        """Roll back a step whose loop over `passes` was left; nothing is left of it."""
         passes = None if self._in_flight is None else self._in_flight()
         if passes is not None:
             passes.close(interrupted=True)
-        self._in_flight = self._begun = None
+        self._in_flight = None
 
     def register_gradient_hook(self, hook: Callable[[Evaluation], None]) -> RemovableHandle:
         """Call ``hook`` with every gradient that an evaluation has produced, before the algorithm uses it.
 
-        A step that meets Inf or NaN, or is given up, may have shown some of its gradients already; whether it was
+        A step that meets Inf or NaN, or is rolled back, may have shown some of its gradients already; whether it was
         taken is known in torch's ``register_step_post_hook``. Hooks belong to this instance, not to its state.
 
         Returns:
@@ -291,7 +299,7 @@ class SharpnessAware(Wrapper):
         return handle
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group to the base optimizer, for example for a head that has grown; gives up a step in flight."""
+        """Add a group to the base optimizer, for example for a head that has grown; rolls back a step in flight."""
         if self._is_linked:
             self.give_up_step()
         super().add_param_group(param_group)
@@ -304,9 +312,12 @@ class SharpnessAware(Wrapper):
         Loads with ``weights_only=True``.
         """
         self.give_up_step()
+        return {**self.base.state_dict(), "wrapper": self._own_state()}
+
+    def _own_state(self) -> dict[str, Any]:
         params = self.all_params()
-        wrapper = {
-            "version": _STATE_VERSION,
+        return {
+            "version": VERSION,
             "class": type(self).__name__,
             "num_params": len(params),
             "task": [self.task_index, self.task_step],
@@ -314,36 +325,32 @@ class SharpnessAware(Wrapper):
             "extra": self.extra_state(),
             "memories": {name: memory.state(params) for name, memory in self._memories.items() if memory},
         }
-        return {**self.base.state_dict(), "wrapper": wrapper}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over what `state_dict` returned, also in the format of version 0.1, which held the base apart."""
+        """Take over what `state_dict` returned; what does not fit raises ValueError and changes nothing."""
         self.give_up_step()
         if "wrapper" not in state_dict:
             raise ValueError(
                 f"This is not a state of {type(self).__name__}: expected the keys 'state', 'param_groups' and "
                 f"'wrapper', got {sorted(map(str, state_dict))}. Load a plain optimizer's state into optimizer.base."
             )
-        wrapper, params = state_dict["wrapper"], self.all_params()
-        if wrapper["version"] not in (1, _STATE_VERSION):
-            raise ValueError(
-                f"This state has the format {wrapper['version']}; this version of cflat reads the formats 1 to "
-                f"{_STATE_VERSION}."
-            )
-        if wrapper["class"] != type(self).__name__ or wrapper["num_params"] != len(params):
-            raise ValueError(
-                f"This state belongs to a {wrapper['class']} over {wrapper['num_params']} parameters; this is a "
-                f"{type(self).__name__} over {len(params)}. Rebuild the same optimizer before loading."
-            )
+        wrapper = state_dict["wrapper"]
         own = {key: value for key, value in state_dict.items() if key != "wrapper"}
-        self.base.load_state_dict(own["base"] if wrapper["version"] == 1 else own)
+        reject_foreign_state(wrapper, self._own_state())
+        reject_foreign_tensors(own, self.all_params())
+        memories = load_memories(wrapper["memories"], self.all_params())
+        saved, old_state, old_groups = self.extra_state(), self.base.state, self.base.param_groups
+        try:
+            self.load_extra_state(wrapper["extra"])
+            self.base.load_state_dict(own)
+        except BaseException:
+            self.load_extra_state(saved)
+            self.base.state, self.base.param_groups = old_state, old_groups
+            raise
         self.task_index, self.task_step = wrapper["task"]
         self.telemetry.load(wrapper["telemetry"])
-        self.load_extra_state(wrapper["extra"])
-        for memory in self._memories.values():
-            memory.clear()
-        for name, tensors in wrapper["memories"].items():
-            self._memories[name].load(params, tensors)
+        for name in {*self._memories, *memories}:
+            self.memory(name).become(memories.get(name, DirectionMemory()))
 
     def __getstate__(self) -> dict[str, Any]:
         self.give_up_step()
@@ -352,36 +359,51 @@ class SharpnessAware(Wrapper):
     def __repr__(self) -> str:
         return f"{type(self).__name__}(rho={self._radius}, base={type(self.base).__name__})"
 
+    @property
+    def guarded_module(self) -> nn.Module | None:
+        """The module whose buffers extra evaluations leave alone, if there is one."""
+        return self._buffers.module
+
     # -- what `Passes` needs ------------------------------------------------------------------------------------
 
     @property
     def process_group(self) -> ProcessGroup | None:
         """The ranks that decide together, or None."""
-        group = self.options.process_group
+        group, distributed = self.options.process_group, torch.distributed
         if not isinstance(group, str):
             return group
-        distributed = torch.distributed
-        if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
-            return distributed.group.WORLD
-        return None
+        if not distributed.is_available() or not distributed.is_initialized() or distributed.get_world_size() == 1:
+            return None
+        return distributed.group.WORLD
 
-    def _passes(self, scaler: Any, *, accumulated: bool, is_loop: bool) -> Passes:
-        """Return the evaluations of a new step, or of the one that `begin_step` began."""
-        begun, self._begun = self._begun, None
-        if begun is not None and accumulated:
-            return begun.go_on(scaler, is_loop)
-        self.give_up_step()
-        return Passes(self, scaler, accumulated=accumulated, is_loop=is_loop)
-
-    def _open(self, passes: Passes) -> None:
-        """Register a step in flight and note the state to return to."""
+    def _open(self, passes: Passes) -> Weights:
+        """Register a step in flight, note the state to return to, and return the weights that it may move."""
         self.give_up_step()
         self._has_just_looped = False
         self._in_flight = weakref.ref(passes)  # weak, so that a loop that is left early drops and undoes its step
         self._noted = {}
         self._saved_state = self.extra_state()
-        for memory in self._memories.values():
-            memory.begin()
+        group = self.process_group
+        is_local = self.options.perturbation == "local" and group is not None
+        return Weights(self.all_params(), group, self._move_scales(), is_local=is_local)
+
+    def _move_scales(self) -> dict[Tensor, float]:
+        """Return how far parameters move compared with `rho`, for those that do not simply follow it.
+
+        A group may have a radius of its own, and where the base maximizes, the worst point lies down the gradient.
+        """
+        scales: dict[Tensor, float] = {}
+        has_radii = self._radius is not None and "rho" not in self.defaults  # Adadelta has a rho of its own
+        for group in self.param_groups:
+            factor = 1.0
+            if has_radii and "rho" in group:
+                check("rho of a parameter group", group["rho"], at_least=0)
+                factor = group["rho"] / self.rho if self.rho > 0 else 0.0
+            if group["maximize"] if "maximize" in group else getattr(self.base, "maximize", False):
+                factor = -factor
+            if factor != 1.0:
+                scales.update(dict.fromkeys(group["params"], factor))
+        return scales
 
     def _rollback(self) -> None:
         for memory in self._memories.values():
@@ -391,9 +413,11 @@ class SharpnessAware(Wrapper):
 
     def _complete(self, num_evaluations: int, is_finite: bool) -> None:
         """Count a step that was taken, or skipped because it was not finite."""
+        self._in_flight = None
         self._opt_called = True  # what LR schedulers look at; `passes` does not go through `step`
         self.telemetry.add_step(num_evaluations, {"rho": self.rho, **self._noted} if is_finite else None)
         if is_finite:
             self.task_step += 1
-            self._in_flight = None
+            for memory in self._memories.values():
+                memory.commit()
             self.telemetry.cache_age = self.cache_age()

@@ -1,6 +1,6 @@
-"""What callers do around a step that would lose gradients without a sound; each is refused with a way out.
+"""What callers do around a step that would lose gradients silently; each raises with a way out.
 
-Nothing is imported for the loops of others: what they do is seen from their frames and from the gradients.
+Nothing is imported for foreign loops: what they do is seen from the gradients and, in one case, from their frames.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from cflat._errors import ClosureError
+from cflat.optim._vectors import as_real, stack_scalars
 
 if TYPE_CHECKING:
     from cflat.optim._base import SharpnessAware
@@ -30,11 +31,11 @@ def is_absent(closure: Any) -> bool:
     return inner is None or getattr(inner, "__name__", "") == "do_nothing_closure"
 
 
-def refuse_scaler(optimizer: SharpnessAware) -> None:
+def reject_scaler(optimizer: SharpnessAware) -> None:
     """Raise if it is a GradScaler that is calling ``optimizer.step``, since its gradients are scaled."""
     if not hasattr(optimizer, "found_inf"):
         return
-    for name in ("found_inf", "grad_scale"):  # what the scaler left behind would refuse the next, right call as well
+    for name in ("found_inf", "grad_scale"):  # what the scaler left behind would reject the next, right call as well
         delattr(optimizer, name)
     raise ClosureError(
         f"GradScaler.step({type(optimizer).__name__}, ...) cannot drive an optimizer that evaluates several times. "
@@ -42,8 +43,12 @@ def refuse_scaler(optimizer: SharpnessAware) -> None:
     )
 
 
-def refuse_skipped_micro_batches(optimizer: SharpnessAware) -> None:
-    """Raise if Accelerate calls with the last closure of an accumulation: those before it were never evaluated."""
+def reject_skipped_micro_batches(optimizer: SharpnessAware) -> None:
+    """Raise if Accelerate calls with the last closure of an accumulation: those before it were never evaluated.
+
+    Looks at the callers' frames, because those who need it have not imported our integration, and because Accelerate's
+    count of micro-batches is global: a step of somebody else's must pass.
+    """
     if "accelerate.optimizer" not in sys.modules:
         return
     for frame, _ in islice(walk_stack(sys._getframe(1)), _MAX_FRAMES):
@@ -59,9 +64,10 @@ def refuse_skipped_micro_batches(optimizer: SharpnessAware) -> None:
             return
 
 
-def refuse_late_changes(params: Iterable[Tensor]) -> None:
+def reject_late_changes(params: Iterable[Tensor]) -> None:
     """Raise if gradients were changed after the step that has used them."""
-    if holds_foreign_gradient(params):
+    changed = with_foreign_gradient(params)
+    if changed and float(total_magnitude(changed)) != 0.0:
         raise ClosureError(
             "Gradients were changed after the loop over passes(), which has stepped already: the change would have no "
             "effect. To clip, pass options=StepOptions(max_norm=...); call backward inside the loop only."
@@ -70,22 +76,30 @@ def refuse_late_changes(params: Iterable[Tensor]) -> None:
 
 def mark_gradients(params: Iterable[Tensor]) -> None:
     """Note on each gradient that this step has left it, as it is now."""
-    for gradient in _gradients(params):
-        setattr(gradient, _MARK, gradient._version)
+    for param in params:
+        if param.grad is not None:
+            gradient = _written(param.grad)
+            setattr(gradient, _MARK, gradient._version)
 
 
-def holds_foreign_gradient(params: Iterable[Tensor]) -> bool:
-    """Return whether some gradient is neither empty, nor zero, nor what a step has left."""
-    return any(
-        _is_nonzero(gradient) for gradient in _gradients(params) if getattr(gradient, _MARK, None) != gradient._version
-    )
+def with_foreign_gradient(params: Iterable[Tensor]) -> list[Tensor]:
+    """Return the parameters whose gradient is not what a step has left there."""
+    found = []
+    for param in params:
+        if param.grad is not None:
+            gradient = _written(param.grad)
+            if getattr(gradient, _MARK, None) != gradient._version:
+                found.append(param)
+    return found
 
 
-def _gradients(params: Iterable[Tensor]) -> list[Tensor]:
-    """Return the tensors that backward writes to: of a DTensor, this rank's shard."""
-    gradients = [param.grad for param in params if param.grad is not None]
-    return [getattr(gradient, "_local_tensor", gradient) for gradient in gradients]
+def total_magnitude(params: Iterable[Tensor]) -> Tensor:
+    """Return a scalar on the device that is 0 if all gradients are."""
+    gradients = [_written(param.grad).detach() for param in params if param.grad is not None]
+    values = [as_real(g._values() if g.layout is torch.sparse_coo else g) for g in gradients]
+    return stack_scalars(torch._foreach_norm(values, 1)).sum()
 
 
-def _is_nonzero(gradient: Tensor) -> bool:
-    return bool((gradient._values() if gradient.layout is torch.sparse_coo else gradient).count_nonzero())
+def _written(gradient: Tensor) -> Tensor:
+    """Return the tensor that backward writes to: of a DTensor, this rank's shard."""
+    return gradient if type(gradient) is Tensor else getattr(gradient, "_local_tensor", gradient)

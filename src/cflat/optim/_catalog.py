@@ -58,7 +58,7 @@ def create_optimizer(name: str, base: Optimizer, *, model: nn.Module | None = No
         name: One of `list_optimizers`; ``-`` is accepted for ``_``.
         base: The torch optimizer that applies the direction.
         model: The module whose buffers extra evaluations must leave alone; optional.
-        **settings: The keywords of that optimizer's class; an unknown one is refused.
+        **settings: The keywords of that optimizer's class; an unknown one raises ValueError.
 
     >>> import torch
     >>> model = torch.nn.Linear(2, 1)
@@ -84,7 +84,7 @@ def list_optimizers(pattern: str = "*") -> list[str]:
     """Return the names that match a shell pattern.
 
     >>> list_optimizers("c_flat*")
-    ['c_flat', 'c_flat_plus', 'c_flat_turbo']
+    ['c_flat', 'c_flat_forecast', 'c_flat_plus', 'c_flat_turbo']
     """
     return OPTIMIZERS.names(pattern)
 

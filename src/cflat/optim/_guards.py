@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from cflat.optim._vectors import clone_all
 
+_CPU = torch.device("cpu")
+
 
 class BufferGuard:
     """Undo what extra evaluations do to the buffers of a module.
@@ -73,9 +75,9 @@ class RandomGuard:
 
     def start(self, devices: Iterable[torch.device]) -> None:
         """Remember the generators before the first evaluation."""
+        self._before = []
         if self.is_enabled:
-            accelerators = {device for device in devices if device.type not in ("cpu", "meta")}
-            self._devices = [torch.device("cpu"), *accelerators]
+            self._devices = [_CPU, *{device for device in devices if device.type not in ("cpu", "meta")}]
             self._before, self._after = _random_states(self._devices), []
 
     def replay(self) -> None:
@@ -85,10 +87,9 @@ class RandomGuard:
             _set_random_states(self._devices, self._before)
 
     def release(self) -> None:
-        """Put the generators where the first evaluation left them."""
-        if self._after:
+        """Put the generators where the first evaluation left them; `undo` still leads back to before it."""
+        if self._before and self._after:
             _set_random_states(self._devices, self._after)
-        self._before, self._after = [], []
 
     def undo(self) -> None:
         """Put the generators where they were before the step."""
@@ -104,22 +105,56 @@ class _Snapshot:
         self._slots: list[tuple[nn.Module, str, Tensor | None]] = []
         self._buffers: list[Tensor] = []
         self._copies: list[Tensor] = []
+        self._special: list[tuple[Tensor, Tensor]] = []
 
     def take(self, module: nn.Module) -> None:
-        self._slots = [(owner, *item) for owner in _buffer_owners(module) for item in owner._buffers.items()]
-        buffers = [buffer for _, _, buffer in self._slots if buffer is not None]
-        self._buffers = buffers
+        self._slots, self._buffers, self._special = (
+            [],
+            [],
+            [],
+        )  # an interrupt in here must not mix this moment with an earlier one
+        owners = _buffer_owners(module)
+        if not owners:
+            return
+        slots = [(owner, *item) for owner in owners for item in owner._buffers.items()]
+        present = [buffer for _, _, buffer in slots if buffer is not None]
+        buffers = [buffer for buffer in present if _is_ordinary(buffer)]
         if not _can_hold(self._copies, buffers):
             self._copies = clone_all(buffers)
         elif buffers:
             torch._foreach_copy_(self._copies, buffers)
+        if len(buffers) < len(present):
+            others = [buffer for buffer in present if not _is_ordinary(buffer) and not _overlaps(buffer)]
+            self._special = [(buffer, buffer.clone()) for buffer in others]
+        self._slots, self._buffers = slots, buffers
 
     def put_back(self) -> None:
+        if not self._slots:
+            return
         for owner, name, buffer in self._slots:
-            if owner._buffers.get(name) is not buffer:
-                owner._buffers[name] = buffer
+            if _buffer_of(owner, name) is not buffer:
+                setattr(owner, name, buffer)
         if self._buffers:
             torch._foreach_copy_(self._buffers, self._copies)
+        if self._special:
+            with torch.inference_mode():  # the only mode in which tensors that were made in it may be written
+                for buffer, copy in self._special:
+                    buffer.copy_(copy)
+
+
+def _is_ordinary(buffer: Tensor) -> bool:
+    """Return whether it can be copied in one call with others."""
+    return not (buffer.is_nested or buffer.is_inference() or _overlaps(buffer))
+
+
+def _overlaps(buffer: Tensor) -> bool:
+    """Return whether elements share memory, as if expanded: it cannot be written to, only be replaced."""
+    return not buffer.is_nested and torch._debug_has_internal_overlap(buffer) == 1
+
+
+def _buffer_of(owner: nn.Module, name: str) -> Tensor | None:
+    buffers = owner._buffers
+    return buffers.get(name) if isinstance(buffers, dict) else getattr(owner, name)  # of a scripted module
 
 
 def _buffer_owners(module: nn.Module) -> list[nn.Module]:
@@ -144,7 +179,9 @@ def _can_hold(copies: list[Tensor], buffers: list[Tensor]) -> bool:
 
 def _random_states(devices: list[torch.device]) -> list[Tensor]:
     return [
-        torch.get_rng_state() if device.type == "cpu" else torch.get_device_module(device).get_rng_state(device)
+        torch.default_generator.get_state()
+        if device.type == "cpu"
+        else torch.get_device_module(device).get_rng_state(device)
         for device in devices
     ]
 
@@ -152,6 +189,6 @@ def _random_states(devices: list[torch.device]) -> list[Tensor]:
 def _set_random_states(devices: list[torch.device], states: list[Tensor]) -> None:
     for device, state in zip(devices, states, strict=True):
         if device.type == "cpu":
-            torch.set_rng_state(state)
+            torch.default_generator.set_state(state)
         else:
             torch.get_device_module(device).set_rng_state(state, device)

@@ -18,31 +18,34 @@ if TYPE_CHECKING:
 
 
 class LossScale:
-    """The factor by which one step's gradients are too large, and the scaler that must hear how the step went.
+    """The factor by which one step's gradients are too large, and the scaler that must be notified of the outcome.
 
-    Without a GradScaler, or with one that is disabled, the factor is 1.
+    The factor stays on the device, so that it costs no host read. It is None without a GradScaler, or with one that is
+    disabled.
     """
 
     def __init__(self, scaler: Any, optimizer: SharpnessAware) -> None:
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
-        self._scale = 1.0 if self._scaler is None else float(self._scaler.get_scale())
         self._owners = (optimizer, optimizer.base)
 
     @property
-    def value(self) -> float:
-        """The factor, after each evaluation; refuses gradients that were unscaled by hand."""
-        if self._scaler is not None:
-            states = self._scaler._per_optimizer_states
-            if any(states[id(o)]["stage"] is OptState.UNSCALED for o in self._owners if id(o) in states):
-                raise ClosureError(
-                    "scaler.unscale_() was called inside a step, which unscales its gradients itself. Leave it out; "
-                    "to clip, pass options=StepOptions(max_norm=...)."
-                )
-        return self._scale
+    def value(self) -> Tensor | None:
+        """The factor, after each evaluation; raises if gradients were unscaled by hand."""
+        if self._scaler is None:
+            return None
+        states = self._scaler._per_optimizer_states
+        if any(states[id(o)]["stage"] is OptState.UNSCALED for o in self._owners if id(o) in states):
+            raise ClosureError(
+                "scaler.unscale_() was called inside a step, which unscales its gradients itself. Leave it out; "
+                "to clip, pass options=StepOptions(max_norm=...)."
+            )
+        scale: Tensor | None = self._scaler._get_scale_async()
+        return scale  # None if the loss was not scaled at all
 
     def apply_(self, direction: Vector) -> Vector:
         """Scale the direction, because the scaler unscales what it steps; exact, as scales are powers of two."""
-        return direction if self._scaler is None or not direction.tensors else direction.scale_(self._scale)
+        scale = self.value
+        return direction if scale is None or not direction.tensors else direction.mul_by_(scale)
 
     def step(self, base: Optimizer) -> None:
         """Let the base optimizer take over the gradients, which hold a direction that `apply_` has scaled."""
@@ -52,8 +55,9 @@ class LossScale:
             self._scaler.step(base)
 
     def report_overflow(self, base: Optimizer, params: Sequence[Tensor]) -> None:
-        """Let the scaler see an Inf so that it backs off; nothing is stepped."""
-        if self._scaler is not None and params:
-            params[0].grad = torch.full_like(params[0], float("inf"))
+        """Show the scaler an Inf so that it backs off; nothing is stepped."""
+        visible = next((param for param in params if param.numel() > 0), None)
+        if self._scaler is not None and visible is not None:
+            visible.grad = torch.full_like(visible, float("inf"))
             self._scaler.step(base)
-            params[0].grad = None
+            visible.grad = None

@@ -62,6 +62,17 @@ def like_parameter(part: Tensor, param: Tensor) -> Tensor:
     )
 
 
+def shard_like(whole: Tensor, param: Tensor) -> Tensor:
+    """Return this rank's part of a tensor that all ranks have, spread as ``param`` is."""
+    if not is_sharded(param):
+        return whole
+    from torch.distributed.tensor import distribute_tensor
+
+    spread: Any = param
+    part: Tensor = distribute_tensor(whole, spread.device_mesh, spread.placements, src_data_rank=None).to_local()
+    return part
+
+
 def _complete(local: Tensor, layout: Any) -> Tensor:
     if layout is None:
         return local

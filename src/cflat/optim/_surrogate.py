@@ -10,15 +10,18 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+_PARALLEL = 1e-6
+"""Sine of an angle that rounding cannot be told from."""
+
 
 @dataclass(frozen=True, slots=True)
 class Products:
     """The inner products from which coefficients and errors follow, without another vector operation."""
 
     g: float
-    """|g|."""
+    """|g|, above 0."""
     d: float
-    """|d|."""
+    """|d|, above 0."""
     dg: float
     """<d, g>."""
     du: float = 0.0
@@ -37,20 +40,22 @@ class Products:
         return self.du - self.along * self.gu
 
     @property
-    def v_squared(self) -> float:
-        """|v|^2."""
-        return max(self.d**2 - self.along * self.dg, 0.0)
+    def v(self) -> float:
+        """|v|."""
+        alpha = self.dg / self.g
+        return math.sqrt(max((self.d - alpha) * (self.d + alpha), 0.0))
 
 
 def surrogate_errors(p: Products, a: float, c: float) -> tuple[float, float]:
-    """Return e of d^ = a g + c |g| u, and its part orthogonal to g relative to that of d."""
-    length = c * p.g
-    squared = (a * p.g) ** 2 + length**2 + 2 * a * length * p.gu - 2 * a * p.dg - 2 * length * p.du + p.d**2
-    u_squared = 1.0 - (p.gu / p.g) ** 2  # of u's part orthogonal to g
-    across = length**2 * u_squared - 2 * length * p.vu + p.v_squared
-    is_parallel = p.v_squared <= 1e-12 * p.d**2  # then there is nothing across to be wrong about
-    return _ratio(squared, p.d**2), 0.0 if is_parallel else _ratio(across, p.v_squared)
+    """Return e of d^ = a g + c |g| u, and its part orthogonal to g relative to that of d.
 
-
-def _ratio(part: float, whole: float) -> float:
-    return math.sqrt(max(part, 0.0) / whole)
+    Both are lengths over orthogonal axes, so that no small difference of large squares decides: along g, along the
+    part of u orthogonal to g, and the rest of d.
+    """
+    cosine = p.gu / p.g
+    sine = math.sqrt(max(1.0 - cosine**2, 0.0))  # the length of u's part orthogonal to g
+    d_u = p.vu / sine if sine > _PARALLEL else 0.0
+    rest = math.sqrt(max((p.v - d_u) * (p.v + d_u), 0.0))
+    along, across = (a + c * cosine) * p.g - p.dg / p.g, math.hypot(c * p.g * sine - d_u, rest)
+    v = math.hypot(d_u, rest)
+    return math.hypot(along, across) / p.d, across / v if v > _PARALLEL * p.d else 0.0

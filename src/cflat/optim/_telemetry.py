@@ -57,9 +57,8 @@ class Telemetry:
         evaluations: Forward and backward passes that these steps took.
         sharpness: Outcomes of the zeroth-order branch (g_s).
         flatness: Outcomes of the first-order branch (g_f).
-        surrogate: Error of the surrogates, measured at refreshes; Turbo's printed rules measure their sharpness branch.
+        surrogate: Error of forecasts or cached components, measured at refreshes; Turbo measures its sharpness branch.
         nonfinite: Steps that were skipped because a gradient was Inf or NaN.
-        shortened: Steps that were shortened because the learning rate was too high for the curvature that was measured.
         cache_age: For each cached branch, the steps since it was computed exactly.
         last: Norms and decisions of the last completed step.
     """
@@ -70,7 +69,6 @@ class Telemetry:
     flatness: BranchCounter = field(default_factory=BranchCounter)
     surrogate: SurrogateError = field(default_factory=SurrogateError)
     nonfinite: int = 0
-    shortened: int = 0
     cache_age: dict[str, int] = field(default_factory=dict)
     last: dict[str, Any] = field(default_factory=dict)
 
@@ -82,8 +80,8 @@ class Telemetry:
     def add_step(self, num_evaluations: int, noted: Mapping[str, Any] | None) -> None:
         """Count a step with what it has noted; None counts one that was skipped because it was not finite.
 
-        Counted are outcomes of branches, ``error`` and ``error_orthogonal`` of a surrogate, and a ``share`` of the step
-        if not all of it was taken; everything is in ``last``.
+        Counted are outcomes of branches and ``error`` and ``error_orthogonal`` of a surrogate; everything is in
+        ``last``.
         """
         self.steps += 1
         self.evaluations += num_evaluations
@@ -97,7 +95,6 @@ class Telemetry:
                 setattr(counter, outcome, getattr(counter, outcome) + 1)
         if "error" in noted:
             self.surrogate.add(noted["error"], noted["error_orthogonal"])
-        self.shortened += "share" in noted
         self.last = {"evaluations": num_evaluations, **noted}
 
     def as_dict(self) -> dict[str, Any]:
@@ -109,7 +106,6 @@ class Telemetry:
         self.steps, self.evaluations = values["steps"], values["evaluations"]
         self.sharpness = BranchCounter(**values["sharpness"])
         self.flatness = BranchCounter(**values["flatness"])
-        self.surrogate = SurrogateError(**values.get("surrogate", {}))  # states of version 0.1 have none
+        self.surrogate = SurrogateError(**values["surrogate"])
         self.nonfinite, self.cache_age = values["nonfinite"], dict(values["cache_age"])
-        self.shortened = values.get("shortened", 0)  # states of earlier versions have none
         self.last = dict(values["last"])

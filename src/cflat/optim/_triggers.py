@@ -1,4 +1,4 @@
-"""The adaptive trigger: is this gradient large compared with its recent past?"""
+"""The trigger: is this gradient large compared with its recent past?"""
 
 from __future__ import annotations
 

@@ -14,15 +14,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from itertools import compress
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from cflat.optim._sharding import Sharding, is_sharded, sharding_of
+
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
-
-    from cflat.optim._sharding import Sharding
 
 EPS = 1e-12
 """Added to a norm before dividing by it, so that the unit vector of zero is zero."""
@@ -31,34 +32,98 @@ EPS = 1e-12
 _WIDE_SUM_NUMEL = 2**22
 
 
+_FEW = 2**17
+"""Elements of a vector on CPU that fit into its cache."""
+
+
 class NonFiniteError(ArithmeticError):
     """A gradient of this step is Inf or NaN; the step is skipped and the weights are restored."""
+
+
+class LeftoverError(Exception):
+    """Gradients that were there before the step were not zero, as the first read of the step has found."""
+
+
+class Coefficients(tuple[float, ...]):
+    """One number for each tensor of a vector, where a setting differs between parameter groups."""
+
+    def __mul__(self, factor: float) -> Coefficients:  # type: ignore[override]
+        return Coefficients(factor * value for value in self)
+
+    __rmul__ = __mul__  # type: ignore[assignment]
+
+    def __neg__(self) -> Coefficients:
+        return self * -1.0
+
+
+class Space:
+    """What the vectors of one step have in common: over which ranks, shards and tensors their norms are taken.
+
+    Args:
+        group: The ranks that must agree on what is read; None means this process alone.
+        params: The parameters to which the tensors belong, which may be spread over ranks.
+        perturbed: Whether each tensor takes part in perturbations, and so in norms and inner products; None for all.
+    """
+
+    __slots__ = ("_sharding", "_sharding_of_perturbed", "group", "leftover", "perturbed")
+
+    def __init__(
+        self, group: ProcessGroup | None = None, params: Sequence[Tensor] = (), perturbed: list[bool] | None = None
+    ) -> None:
+        self.group = group
+        self.perturbed = perturbed
+        self.leftover: Tensor | None = None
+        """Not zero if gradients from before the step would be lost; the first `read` checks it."""
+        self._sharding = self._sharding_of_perturbed = sharding_of(params)
+        if self._sharding is not None:
+            self._sharding_of_perturbed = sharding_of(self.chosen(params))
+
+    @property
+    def is_simple(self) -> bool:
+        """Whether a norm is one number that concerns this process alone."""
+        return self.group is None and self.perturbed is None and self.leftover is None
+
+    def chosen(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Return those of the tensors that are perturbed."""
+        return list(tensors if self.perturbed is None else compress(tensors, self.perturbed))
+
+    def sq_norms(self, norms: Sequence[Tensor]) -> list[Tensor]:
+        """Return the squared norm of a vector, given that of each tensor, and over all tensors if some do not count."""
+        if self._sharding is None and self.perturbed is None:
+            norm: Tensor = torch.linalg.vector_norm(stack_scalars(norms))
+            return [norm.square()]
+        squares = [norm.square() for norm in norms]
+        own = self.total(self.chosen(squares), like=norms[0])
+        return [own] if self.perturbed is None else [own, _total(squares, self._sharding)]
+
+    def total(self, sums: Sequence[Tensor], like: Tensor) -> Tensor:
+        """Add up one sum for each perturbed tensor over all ranks that hold a part of it; 0 if there is none."""
+        return _total(sums, self._sharding_of_perturbed) if sums else torch.zeros((), device=like.device)
+
+
+_ALONE = Space()
 
 
 class Vector:
     """A list of tensors as one vector; methods that end in ``_`` overwrite it and return it.
 
+    Norms and inner products are over the tensors that are perturbed, which are all of them unless a parameter group
+    has the radius 0.
+
     Args:
         tensors: Real, dense tensors, one for each parameter that takes part in the step.
-        group: The ranks that must agree on what is read from this vector; None means this process alone.
+        space: The ranks, shards and tensors over which norms are taken; by default this process and all tensors.
         norm: The Euclidean norm, if it is known already.
-        sharding: How the tensors are spread over ranks, if they are shards.
     """
 
-    __slots__ = ("_agreed", "_norm", "group", "is_finite", "sharding", "tensors")
+    __slots__ = ("_agreed", "_norm", "_total", "is_finite", "space", "tensors")
 
-    def __init__(
-        self,
-        tensors: Sequence[Tensor],
-        group: ProcessGroup | None = None,
-        norm: float | None = None,
-        sharding: Sharding | None = None,
-    ) -> None:
+    def __init__(self, tensors: Sequence[Tensor], space: Space = _ALONE, norm: float | None = None) -> None:
         self.tensors = list(tensors)
-        self.group = group
-        self.sharding = sharding
+        self.space = space
         self._norm = norm
-        self._agreed = norm if group is None else None
+        self._agreed = norm if space.group is None else None
+        self._total = self._agreed if space.perturbed is None else None
         self.is_finite = norm is not None
 
     @property
@@ -72,6 +137,28 @@ class Vector:
         return read(self, agreed=True)[0] if self._agreed is None else self._agreed
 
     @property
+    def total_norm(self) -> float:
+        """The mean of the ranks' norms over all tensors, perturbed or not."""
+        if self._total is None:
+            read(self)
+        assert self._total is not None
+        return self._total
+
+    def require_finite(self) -> None:
+        """Raise `NonFiniteError` on all ranks if an element is Inf or NaN on one of them."""
+        if self.is_finite:
+            return
+        if self.space.is_simple and all(t.is_cpu and t.dtype is torch.float32 for t in self.tensors):
+            elements = sum(t.numel() for t in self.tensors)
+            if elements <= _FEW:  # one copy and one sum take less time than a norm for each tensor
+                flat = torch.cat([t.reshape(-1) for t in self.tensors])
+                if not math.isfinite(_value(torch.dot(flat, flat))):
+                    raise NonFiniteError("A gradient of this step is Inf or NaN.")
+                self.is_finite = True
+                return
+        read(self)
+
+    @property
     def known_norm(self) -> float | None:
         """The norm if it has been read or noted already."""
         return self._norm
@@ -79,6 +166,7 @@ class Vector:
     def know_norm(self, norm: float) -> None:
         """Note a norm that follows from others, so that it need not be read."""
         self._norm = self._agreed = norm
+        self._total = norm if self.space.perturbed is None else None
 
     @property
     def numel(self) -> int:
@@ -97,11 +185,19 @@ class Vector:
         """Multiply by a number."""
         torch._foreach_mul_(self.tensors, alpha)
         self._norm, self._agreed = _times(self._norm, alpha), _times(self._agreed, alpha)
+        self._total = _times(self._total, alpha)
         return self
 
-    def add_(self, other: Vector, alpha: float = 1.0) -> Vector:
+    def mul_by_(self, scale: Tensor) -> Vector:
+        """Multiply by a number that only the device knows."""
+        for device in {tensor.device for tensor in self.tensors}:
+            torch._foreach_mul_([tensor for tensor in self.tensors if tensor.device == device], scale.to(device))
+        self._norm = self._agreed = self._total = None
+        return self
+
+    def add_(self, other: Vector, alpha: float | Coefficients = 1.0) -> Vector:
         """Add ``alpha * other``."""
-        torch._foreach_add_(self.tensors, other.tensors, alpha=alpha)
+        other.add_to_(self.tensors, alpha)
         return self._changed(other)
 
     def minus(self, other: Vector) -> Vector:
@@ -125,42 +221,51 @@ class Vector:
 
     def copy_to_(self, targets: Sequence[Tensor]) -> None:
         """Overwrite ``targets`` with this vector, bit for bit."""
-        torch._foreach_copy_(list(targets), self.tensors)
+        if self.tensors:
+            torch._foreach_copy_(list(targets), self.tensors)
 
-    def add_to_(self, targets: Sequence[Tensor], alpha: float) -> None:
-        """Add ``alpha * self`` to ``targets``."""
-        torch._foreach_add_(list(targets), self.tensors, alpha=alpha)
+    def add_to_(self, targets: Sequence[Tensor], alpha: float | Coefficients) -> None:
+        """Add ``alpha * self`` to ``targets``; those whose coefficient is 0 are not touched."""
+        if not isinstance(alpha, Coefficients):
+            torch._foreach_add_(list(targets), self.tensors, alpha=alpha)
+            return
+        for value in set(alpha) - {0.0}:
+            members = [index for index, own in enumerate(alpha) if own == value]
+            torch._foreach_add_([targets[i] for i in members], [self.tensors[i] for i in members], alpha=value)
 
     def average_(self) -> Vector:
         """Become the mean over the ranks, in one collective per dtype and device."""
+        group = self.space.group
         buckets: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
-        for tensor in self.tensors if self.group is not None else []:
+        for tensor in self.tensors if group is not None else []:
             buckets.setdefault((tensor.dtype, tensor.device), []).append(tensor)
         for tensors in buckets.values():
             flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
-            torch.distributed.all_reduce(flat, group=self.group)
-            parts = flat.div_(_size(self.group)).split([tensor.numel() for tensor in tensors])
+            torch.distributed.all_reduce(flat, group=group)
+            parts = flat.div_(_size(group)).split([tensor.numel() for tensor in tensors])
             torch._foreach_copy_(tensors, [p.view_as(t) for p, t in zip(parts, tensors, strict=True)])
-        self._norm, self._agreed, self.is_finite = None, None, False
+        self._norm = self._agreed = self._total = None
+        self.is_finite = False
         return self
 
-    def sq_norm(self) -> Tensor:
-        """Return the squared norm as a scalar on the device, without synchronising."""
-        dtype = _accumulator(self.tensors)
-        norms = _stack(torch._foreach_norm(self.tensors, 2, dtype=dtype))
-        if self.sharding is not None:
-            return self.sharding.total(norms.square())
-        total: Tensor = torch.linalg.vector_norm(norms)
-        return total.square()
+    def _squares(self) -> list[Tensor]:
+        """Return the squared norm, and that over all tensors if not all are perturbed."""
+        return self.space.sq_norms(torch._foreach_norm(self.tensors, 2, dtype=_accumulator(self.tensors)))
 
     def _new(self, tensors: Sequence[Tensor], norm: float | None) -> Vector:
-        return Vector(tensors, self.group, norm, self.sharding)
+        return Vector(tensors, self.space, norm)
 
     def _changed(self, other: Vector) -> Vector:
         """Forget the norm; a sum of finite vectors is taken to be finite."""
-        self._norm = self._agreed = None
+        self._norm = self._agreed = self._total = None
         self.is_finite = self.is_finite and other.is_finite
         return self
+
+    def _learn(self, local: list[float], shared: list[float]) -> tuple[float, float]:
+        """Note the squares that were read, the last of which is over all tensors; return both norms."""
+        self._norm, self._agreed, self._total = math.sqrt(local[0]), math.sqrt(shared[0]), math.sqrt(shared[-1])
+        self.is_finite = True
+        return self._norm, self._agreed
 
 
 def read(*items: Vector | Tensor, agreed: bool = False) -> list[float]:
@@ -171,40 +276,69 @@ def read(*items: Vector | Tensor, agreed: bool = False) -> list[float]:
     All ranks of the first vector's group see the same verdict: if any value is not finite on any rank, every rank
     raises `NonFiniteError`.
     """
-    squares = [item.sq_norm() if isinstance(item, Vector) else item for item in items]
-    packed = _stack(squares)
-    group = next((item.group for item in items if isinstance(item, Vector)), None)
-    if group is None:
-        local = shared = packed.tolist()
-    else:
-        total = packed.clone()
-        torch.distributed.all_reduce(total, group=group)
-        local, shared = torch.stack((packed, total / _size(group))).tolist()
+    if len(items) == 1 and isinstance(items[0], Vector) and items[0].space.is_simple:
+        return [_read_norm(items[0])]
+    scalars = [item._squares() if isinstance(item, Vector) else [item] for item in items]
+    space = next((item.space for item in items if isinstance(item, Vector)), _ALONE)
+    flat = [scalar for own in scalars for scalar in own]
+    leftover, space.leftover = space.leftover, None
+    local, shared = _fetch(stack_scalars(flat if leftover is None else [*flat, leftover]), space.group)
+    if leftover is not None and (local.pop() != 0 or shared.pop() != 0):
+        raise LeftoverError
     if not all(math.isfinite(value) for value in (*local, *shared)):
         raise NonFiniteError("A gradient of this step is Inf or NaN.")
-    values = []
-    for item, own, mean in zip(items, local, shared, strict=True):
+    values, position = [], 0
+    for item, own in zip(items, scalars, strict=True):
+        end = position + len(own)
+        pair = (local[position], shared[position])
         if isinstance(item, Vector):
-            own, mean = math.sqrt(own), math.sqrt(mean)
-            item._norm, item._agreed, item.is_finite = own, mean, True
-        values.append(mean if agreed else own)
+            pair = item._learn(local[position:end], shared[position:end])
+        values.append(pair[agreed])
+        position = end
     return values
 
 
-def tensor_norms(tensors: list[Tensor]) -> list[float]:
-    """Fetch the norm of each tensor, Inf and NaN included, in two calls and one synchronisation; see `read`."""
-    return _stack(torch._foreach_norm(tensors, 2, dtype=_accumulator(tensors))).tolist()  # type: ignore[no-any-return]
+def _read_norm(vector: Vector) -> float:
+    """Do what `read` does for the usual case: one vector in one process, of which everything counts."""
+    square = _value(vector._squares()[0])
+    if not math.isfinite(square):
+        raise NonFiniteError("A gradient of this step is Inf or NaN.")
+    return vector._learn([square], [square])[0]
+
+
+def _value(scalar: Tensor) -> float:
+    return scalar.tolist()  # type: ignore[return-value]  # a number for a tensor without dimensions
+
+
+def _fetch(packed: Tensor, group: ProcessGroup | None) -> tuple[list[float], list[float]]:
+    """Return this rank's numbers and their means over the ranks of the group."""
+    if group is None:
+        numbers = packed.tolist()
+        return numbers, list(numbers)
+    total = packed.clone()
+    torch.distributed.all_reduce(total, group=group)
+    local, shared = torch.stack((packed, total / _size(group))).tolist()
+    return local, shared
 
 
 def dot(left: Vector, right: Vector) -> Tensor:
     """Return the inner product as a scalar on the device, without synchronising."""
-    dtype = _accumulator(left.tensors)
-    if any(tensor.dtype in (torch.float16, torch.bfloat16) for tensor in left.tensors):
-        products = [a.to(dtype) * b.to(dtype) for a, b in zip(left.tensors, right.tensors, strict=True)]
+    space, dtype = left.space, _accumulator(left.tensors)
+    ours, theirs = space.chosen(left.tensors), space.chosen(right.tensors)
+    if any(tensor.dtype in (torch.float16, torch.bfloat16) for tensor in ours):
+        products = [a.to(dtype) * b.to(dtype) for a, b in zip(ours, theirs, strict=True)]
     else:
-        products = list(torch._foreach_mul(left.tensors, right.tensors))
-    sums = _stack([product.sum(dtype=dtype) for product in products])
-    return sums.sum() if left.sharding is None else left.sharding.total(sums)
+        products = list(torch._foreach_mul(ours, theirs)) if ours else []
+    return space.total([product.sum(dtype=dtype) for product in products], like=left.tensors[0])
+
+
+def filter_norms(param: Tensor) -> Tensor:
+    """Return the norm of each row of a parameter, (rows, 1, ...), whole on every rank."""
+    values: Any = param.detach()
+    values = torch.view_as_real(values) if param.is_complex() else values
+    norms: Any = torch.linalg.vector_norm(values, dim=tuple(range(1, values.ndim)), keepdim=True)
+    whole: Tensor = norms.full_tensor() if is_sharded(param) else norms
+    return whole
 
 
 def clone_all(tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -226,19 +360,23 @@ def _times(norm: float | None, alpha: float) -> float | None:
 
 def _accumulator(tensors: list[Tensor]) -> torch.dtype:
     """The dtype in which sums over these tensors are accumulated."""
-    if any(tensor.dtype == torch.float64 for tensor in tensors):
-        return torch.float64
-    is_wide = any(tensor.numel() > _WIDE_SUM_NUMEL and tensor.device.type == "cpu" for tensor in tensors)
-    return torch.float64 if is_wide else torch.float32
+    for tensor in tensors:
+        if tensor.dtype is torch.float64 or (tensor.numel() > _WIDE_SUM_NUMEL and tensor.device.type == "cpu"):
+            return torch.float64
+    return torch.float32
 
 
-def _stack(scalars: Sequence[Tensor]) -> Tensor:
+def stack_scalars(scalars: Sequence[Tensor]) -> Tensor:
     """Stack scalars that may differ in device and precision."""
-    first = scalars[0]
-    if any(scalar.device != first.device or scalar.dtype != first.dtype for scalar in scalars):
-        dtype = max((scalar.dtype for scalar in scalars), key=lambda dtype: dtype.itemsize)
-        scalars = [scalar.to(first.device, dtype) for scalar in scalars]
-    return torch.stack(list(scalars))
+    try:
+        return torch.stack(list(scalars))
+    except RuntimeError:
+        return torch.stack([scalar.to(scalars[0].device) for scalar in scalars])
+
+
+def _total(sums: Sequence[Tensor], sharding: Sharding | None) -> Tensor:
+    stacked = stack_scalars(sums)
+    return stacked.sum() if sharding is None else sharding.total(stacked)
 
 
 def _size(group: ProcessGroup | None) -> int:

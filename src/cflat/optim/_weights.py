@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
+from itertools import compress
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from cflat.optim._sharding import Sharding, is_sharded, like_parameter, local_part, sharding_of
-from cflat.optim._vectors import EPS, Vector, as_real
+from cflat.optim._sharding import is_sharded, like_parameter, local_part
+from cflat.optim._vectors import EPS, Coefficients, Space, Vector, as_real, read
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -20,18 +22,37 @@ class Weights:
 
     The first collected gradient decides which those are: parameters without a gradient are never touched. In later
     evaluations a gradient that vanished counts as zero and one that appeared is ignored. The original values are
-    copied at the first move and copied back by `restore`; storage never changes. ``candidates`` are all parameters of
-    the optimizer, and the ranks of ``group`` agree on decisions.
+    copied at the first move and copied back by `restore`; storage never changes.
+
+    Args:
+        candidates: All parameters of the optimizer.
+        group: The ranks that agree on decisions.
+        scales: How far a parameter moves compared with the radius that a move is given: 0 for one that is not
+            perturbed, below 0 for one whose objective is maximized, 1 if it is not mentioned.
+        is_local: Whether ranks differ in their gradients until `average`. Parameters that only others use take part.
     """
 
-    def __init__(self, candidates: Sequence[Tensor], group: ProcessGroup | None = None) -> None:
+    def __init__(
+        self,
+        candidates: Sequence[Tensor],
+        group: ProcessGroup | None = None,
+        scales: Mapping[Tensor, float] | None = None,
+        *,
+        is_local: bool = False,
+    ) -> None:
         self.candidates = candidates
         self.group = group
         self.params: list[Tensor] = []
+        self.leftover: Tensor | None = None
+        """Not zero if gradients from before the step would be lost; checked when the first gradient is read."""
+        self._scale_of = scales or {}
+        self._is_local = is_local
         self._data: list[Tensor] = []
-        self._sharding: Sharding | None = None
+        self._scales: Coefficients | None = None
+        self._space: Space
         self._theta: Vector | None = None
         self._is_sparse: list[bool] | None = None
+        self._is_used: list[bool] = []
 
     def jump(self, direction: Vector, radius: float) -> None:
         """Move to theta + radius * direction / |direction|."""
@@ -41,9 +62,9 @@ class Weights:
     def back(self) -> None:
         """Move to theta, the place where the step began, before going elsewhere from there."""
         if self._theta is None:
-            self._theta = self.values().clone()
+            self._theta = Vector(self._movable()).clone()
         else:
-            self._theta.copy_to_(self._data)
+            self._theta.copy_to_(self._movable())
 
     def walk(self, direction: Vector, radius: float) -> None:
         """Move on from the present point by radius * direction / |direction|."""
@@ -53,35 +74,69 @@ class Weights:
         """Move on from the present point by alpha * direction."""
         if self._theta is None:
             self.back()
-        direction.add_to_(self._data, alpha)
+        direction.add_to_(self._data, alpha if self._scales is None else alpha * self._scales)
 
     @property
     def are_moved(self) -> bool:
         """Whether the weights are away from where the step began."""
         return self._theta is not None
 
+    @property
+    def scales(self) -> Coefficients:
+        """How far each parameter moves compared with the radius that a move is given; see the class."""
+        return self._scales or Coefficients([1.0] * len(self.params))
+
     def values(self) -> Vector:
         """Return the present weights as a vector that shares their storage."""
-        return Vector(self._data, self.group, sharding=self._sharding)
+        return Vector(self._data, self._space)
 
     def choose(self, params: Sequence[Tensor]) -> None:
         """Name the parameters to move before there is a gradient."""
         self.params = list(params)
         self._data = [data_of(param) for param in params]
-        self._sharding = sharding_of(params)
+        if self._scale_of:
+            self._scales = Coefficients(self._scale_of.get(param, 1.0) for param in params)
+        self._space = self.space_of(params)
 
-    def collect(self, scale: float = 1.0) -> Vector:
+    def space_of(self, params: Sequence[Tensor]) -> Space:
+        """Return over what norms of vectors that belong to these parameters are taken."""
+        perturbed = [self._scale_of.get(param) != 0.0 for param in params] if self._scale_of else [True]
+        return Space(self.group, params, None if all(perturbed) else perturbed)
+
+    def collect(self, scale: Tensor | None = None) -> Vector:
         """Take the gradient out of the parameters and divide it by the loss scale; empty if there is none."""
         if self._is_sparse is None:
-            self.restore()
-            active = [param for param in self.candidates if param.requires_grad and param.grad is not None]
-            self._is_sparse = [param.grad.is_sparse for param in active if param.grad is not None]
-            self.choose(active)
+            self._begin()
         if not self.params:
             return Vector([], norm=0.0)
-        gradient = Vector([_take_gradient(param) for param in self.params], self.group, sharding=self._sharding)
+        gradient = Vector(_take_gradients(self.params), self._space)
         self.clear_gradients()
-        return gradient if scale == 1.0 else gradient.scale_(1.0 / scale)
+        return gradient if scale is None else gradient.mul_by_(scale.double().reciprocal().to(scale.dtype))
+
+    def _begin(self) -> None:
+        """Let the first gradient decide which parameters take part."""
+        trainable = [param for param in self.candidates if param.requires_grad]
+        used = [param.grad is not None for param in trainable]
+        active = trainable if self._is_local else list(compress(trainable, used))
+        self._is_used = used
+        self._is_sparse = [param.grad is not None and param.grad.is_sparse for param in active]
+        self.choose(active)
+        self._space.leftover = self.leftover
+
+    def average(self, direction: Vector) -> Vector:
+        """Return the mean over the ranks, without parameters that none of them has used."""
+        if not self._is_local or not self.params:
+            return direction
+        direction.average_()
+        used = torch.tensor(self._is_used, dtype=torch.float32, device=direction.tensors[0].device)
+        torch.distributed.all_reduce(used, group=self.group)
+        _, *counts = read(direction, *used.unbind())
+        kept = [index for index, count in enumerate(counts) if count > 0]
+        self._is_sparse = [self._is_sparse[index] for index in kept] if self._is_sparse else []
+        self.choose([self.params[index] for index in kept])
+        mean = Vector([direction.tensors[index] for index in kept], self._space, direction.norm)
+        mean.know_norm(direction.norm)  # the same on all ranks by now
+        return mean
 
     def assign(self, direction: Vector) -> None:
         """Write the direction of descent into the gradients, in the layout in which they came."""
@@ -97,8 +152,13 @@ class Weights:
     def restore(self) -> None:
         """Put the original values back; does nothing when nothing was moved."""
         if self._theta is not None:
-            self._theta.copy_to_(self._data)
+            self._theta.copy_to_(self._movable())
             self._theta = None
+
+    def _movable(self) -> list[Tensor]:
+        if self._scales is None:
+            return self._data
+        return [data for data, scale in zip(self._data, self._scales, strict=True) if scale != 0.0]
 
 
 def data_of(param: Tensor) -> Tensor:
@@ -107,15 +167,45 @@ def data_of(param: Tensor) -> Tensor:
     return param if is_plain else as_real(local_part(param.detach(), param))
 
 
-def _take_gradient(param: Tensor) -> Tensor:
-    """Return the gradient as a dense real tensor that nobody else will overwrite."""
-    gradient = param.grad
+def _take_gradients(params: Sequence[Tensor]) -> list[Tensor]:
+    """Return the gradients as dense real tensors that nobody else will overwrite."""
+    usual_holders, usual_uses = _USUAL or _count_owners()
+    taken = []
+    for param in params:
+        gradient = param.grad
+        if type(gradient) is not Tensor or gradient.layout is not torch.strided or gradient.is_complex():
+            taken.append(_unusual_gradient(gradient, param))
+            continue
+        # Somebody may fill it again for the next evaluation: DDP its buckets (views), others a buffer of their own.
+        if gradient._is_view() or sys.getrefcount(gradient) > usual_holders or _uses(gradient) > usual_uses:
+            gradient = gradient.clone()
+        taken.append(gradient.detach() if gradient.requires_grad else gradient)
+    return taken
+
+
+def _unusual_gradient(gradient: Tensor | None, param: Tensor) -> Tensor:
+    """Return one that is missing, sparse, complex or spread over ranks as a dense real tensor of this rank."""
     if gradient is None:
         return torch.zeros_like(data_of(param))
-    is_usual = type(gradient) is Tensor and gradient.layout is torch.strided and not gradient.is_complex()
-    if is_usual and not gradient._is_view() and not gradient.requires_grad:  # nearly all: no more calls than these
-        return gradient
-    # A view (DDP's gradient buckets) is refilled by the next backward pass, so it cannot be kept as it is.
-    if gradient._is_view():
+    is_plain = type(gradient) is Tensor and gradient.layout is torch.strided
+    if gradient._is_view() or (is_plain and _uses(gradient) > _USUAL[1]) or sys.getrefcount(gradient) > _USUAL[0] + 2:
         gradient = gradient.clone()
     return as_real(local_part(gradient.detach() if gradient.requires_grad else gradient, param))
+
+
+def _uses(gradient: Tensor) -> int:
+    """Count the tensors that share the storage of this one."""
+    return int(torch._C._storage_Use_Count(gradient.untyped_storage()._cdata))
+
+
+_USUAL: tuple[int, ...] = ()
+
+
+def _count_owners() -> tuple[int, ...]:
+    """Learn how often a gradient is counted that nobody else holds; versions of torch and Python differ."""
+    global _USUAL
+    param = torch.zeros(1, requires_grad=True)
+    param.grad = torch.zeros(1)
+    gradient = param.grad
+    _USUAL = (sys.getrefcount(gradient), _uses(gradient))
+    return _USUAL

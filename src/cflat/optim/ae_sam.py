@@ -5,9 +5,18 @@ from __future__ import annotations
 from torch import nn
 from torch.optim import Optimizer
 
-from cflat._ranges import Count, Fraction, Number
-from cflat.optim._triggers import EmaTrigger
-from cflat.optim.engine import Direction, Radius, SharpnessAware, StepOptions, Weights, register_optimizer
+from cflat.optim.engine import (
+    Count,
+    Direction,
+    EmaTrigger,
+    Fraction,
+    Number,
+    Radius,
+    SharpnessAware,
+    StepOptions,
+    Weights,
+    register_optimizer,
+)
 
 
 @register_optimizer(

@@ -5,9 +5,16 @@ from __future__ import annotations
 from torch import nn
 from torch.optim import Optimizer
 
-from cflat._ranges import NotNegative
-from cflat.optim._vectors import EPS
-from cflat.optim.engine import Direction, Radius, SharpnessAware, StepOptions, Weights, register_optimizer
+from cflat.optim.engine import (
+    EPS,
+    Direction,
+    NotNegative,
+    Radius,
+    SharpnessAware,
+    StepOptions,
+    Weights,
+    register_optimizer,
+)
 
 
 @register_optimizer(

@@ -9,8 +9,16 @@ from __future__ import annotations
 from torch import nn
 from torch.optim import Optimizer
 
-from cflat._ranges import NotNegative, Positive
-from cflat.optim.engine import Direction, Radius, SharpnessAware, StepOptions, Weights, register_optimizer
+from cflat.optim.engine import (
+    Direction,
+    FlatnessAware,
+    NotNegative,
+    Positive,
+    Radius,
+    StepOptions,
+    Weights,
+    register_optimizer,
+)
 
 
 @register_optimizer(
@@ -20,7 +28,7 @@ from cflat.optim.engine import Direction, Radius, SharpnessAware, StepOptions, W
     evaluations="4",
     paper="Make Continual Learning Stronger via C-Flat (2024)",
 )
-class CFlat(SharpnessAware):
+class CFlat(FlatnessAware):
     """Descend along g_s + lam * g_f, the gradient of L + R^0 + lam * R^1.
 
     Costs 4 evaluations per step. Two gradient-sized buffers are held during the extra ones, none between steps.
@@ -48,28 +56,8 @@ class CFlat(SharpnessAware):
         rho_fd: Positive | None = None,
         options: StepOptions | None = None,
     ) -> None:
-        super().__init__(base, model=model, rho=rho, options=options)
-        self.lam = lam
-        self.rho_fd = rho_fd
+        super().__init__(base, model=model, rho=rho, lam=lam, rho_fd=rho_fd, options=options)
 
     def direction(self, weights: Weights) -> Direction:
         """Return g_s + lam * (rho / rho') * (g_1 - g_0)."""
-        rho = self.rho
-        rho_fd = rho if self.rho_fd is None else self.rho_fd
-        lam = self.lam if self.rho_fd is None else self.lam * (rho / rho_fd)  # a schedule may end at rho = 0
-
-        g = yield "g"
-        weights.jump(g, rho)  # theta + eps_0
-        g_s = yield "g_s"
-        increment = g.scale_(-1.0).add_(g_s)  # g_s - g, in the memory of g
-        weights.jump(increment, rho)  # theta_p = theta + eps_1
-        self.count("sharpness", "refreshed", increment=increment.norm)
-        del g, increment
-
-        g_0 = yield "g_0"
-        weights.walk(g_0, rho_fd)  # theta_p + rho' * g_0 / |g_0|
-        self.count("flatness", "refreshed", g_0=g_0.norm)
-        g_s.add_(g_0, -lam)  # folded in now, so that g_0 need not be held
-        del g_0
-        g_1 = yield "g_1"
-        return g_s.add_(g_1, lam)
+        return (yield from self.exact_direction(weights, (yield "g")))

@@ -1,121 +1,82 @@
-"""C-Flat Turbo: C-Flat at little more than one evaluation per step.
+"""C-Flat Turbo: Algorithm 1 of "A Faster Path to Continual Learning" (2026), line by line and in its notation.
 
-Reference: "A Faster Path to Continual Learning" (2026), Algorithm 1; symbols follow its notation table. The points
-that the paper leaves open, and the rules that go beyond it, are named in `TurboRules` and explained in
-docs/deviations.md. This file says what can be chosen; the algorithms are `Measured` and `Printed`.
+What the paper leaves open is read as follows; docs/optimizers/c_flat_turbo.md has the reasons:
+
+- Line 4 updates the statistics of |g|^2 with this step's value before line 5 tests it. Those of |g_0|^2 follow where
+  g_0 exists, after line 15. A gradient of zero never triggers: it has no direction.
+- Lines 5 and 16 test with >=, as printed (Eq. 9 has >), and sigma has the factor m of the appendix (``threshold``).
+- Lines 6 and 17: a cache that is still empty is filled by the first step that needs it, whatever j mod k is.
+- Lines 8 and 20 overwrite the cache. The appendix calls both caches EMA states in three places; ``cache_decay`` does
+  that: g_v <- cache_decay * g_v + (1 - cache_decay) * (the new component), from the second refresh of a task on.
+- Line 14: eps_1 = rho * unit(g_s - g) with this step's g_s, exact or simulated. If line 5 does not trigger there is
+  none, so lines 14 to 25 are left out and the step takes one evaluation.
+- Line 19: g_f = (rho / rho') * (g_1 - g_0), with rho' = rho unless ``rho_fd`` is given.
+- Line 26: k_t = floor(k + k_growth * t / N) is set when task t (from 0) begins; without N it stays k.
+- j, statistics and caches begin anew with every task. Norms and inner products are over all perturbed parameters.
+
+``reading`` says what lines 10 and 22 put in, v being the cached component:
+
+==============  ===========================  ====================================  ===============  ================
+reading         g_s                          g_f                                   sigma            refresh
+==============  ===========================  ====================================  ===============  ================
+"printed"       g + beta |g| unit(v)         g_0 + beta |g_0| unit(v)              as printed       j mod k = 0
+"consistent"    g + beta |g| unit(v)         beta |g_0| unit(v)                    as printed       j mod k = 0
+"calibrated"    (1 + a) g + c |g| unit(v)    a_f g_0 + c_f |g_0| unit(v)           its square root  k steps old
+==============  ===========================  ====================================  ===============  ================
+
+"consistent" lets g_0 + beta |g_0| unit(v) stand for g_1, whose recomputation the text says it avoids: then Eq. 5 gives
+this g_f. "calibrated" takes a and c from the last refresh, where they reproduce the exact terms.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
+from typing import Any, Literal
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from cflat._ranges import Count, Fraction, NotNegative, Positive, Range, Share, checked
-from cflat._registry import suggest
-from cflat.optim._ahead import has_known_momentum
-from cflat.optim._base import SharpnessAware, StepOptions
-from cflat.optim._catalog import register_optimizer
-from cflat.optim._passes import Direction
-from cflat.optim._schedules import Radius
-from cflat.optim._turbo_measured import Measured
-from cflat.optim._turbo_printed import Printed
-from cflat.optim._weights import Weights
+from cflat.optim.engine import (
+    EPS,
+    Count,
+    Direction,
+    DirectionMemory,
+    EmaTrigger,
+    FlatnessAware,
+    Fraction,
+    NotNegative,
+    Positive,
+    Products,
+    Radius,
+    StepOptions,
+    Vector,
+    Weights,
+    dot,
+    read,
+    register_optimizer,
+    surrogate_errors,
+)
 
-__all__ = ["CFlatTurbo", "TurboRules"]
+__all__ = ["CFlatTurbo"]
 
-
-@checked
-@dataclass(frozen=True)
-class TurboRules:
-    """What stands in for C-Flat's terms between exact computations, and when these take place.
-
-    ``"adaptive"`` (the default) and ``"measured"`` predict the increment with coefficients that were measured out of
-    sample; ``"paper"`` is the literal reading of Algorithm 1, ``"steady"`` a calibrated reading of it.
-
-    Attributes:
-        surrogate: A reused step adds a g + c |g| u with measured a and c (``"measured"``); or each branch is
-            ref + beta |ref| unit(cache) (``"amplified"``), as printed, or a ref + c |ref| unit(cache) with a and c of
-            the last refresh (``"calibrated"``; no beta).
-        power: A measured surrogate grows with this power of |g|: 1 is in proportion; C-Flat's increments were seen to
-            grow roughly with the square root.
-        make_up: How many steps a refresh of a measured surrogate stands for at the most: what predictions have missed
-            since the last one is added to it. 1 makes nothing up.
-        keep: Share of the past in the cached direction of a measured surrogate; 0 keeps the last one alone.
-        full_every: Of so many refreshes of a measured surrogate one computes the flatness term, too.
-        is_guarded: Whether a measured surrogate is left out while its error is 1 or more.
-        is_bounded: Whether steps are shortened where SGD would overshoot, by the curvature that refreshes of a measured
-            surrogate have seen: a learning rate that is too high does not make training diverge.
-        evaluations: Budget in evaluations per step of a measured surrogate; None refreshes by the interval k.
-        ahead: Steps along the momentum to where a measured surrogate takes its gradients; 0 stays at the weights.
-        dispersion: Sigma of the trigger is the moving ``"variance"``, as printed, or the ``"deviation"``, its root,
-            which does not change with the scale of the loss.
-        refresh: Caches of the printed rules are refreshed when j mod k = 0 (``"modulo"``), or when they are k or more
-            steps old (``"age"``), each branch by itself.
-    """
-
-    surrogate: Literal["measured", "amplified", "calibrated"] = "amplified"
-    power: Share = 1.0
-    make_up: Count = 1
-    keep: Fraction = 0.0
-    full_every: Count = 1
-    is_guarded: bool = False
-    is_bounded: bool = False
-    evaluations: float | None = None
-    ahead: NotNegative = 0.0
-    dispersion: Literal["variance", "deviation"] = "variance"
-    refresh: Literal["modulo", "age"] = "modulo"
-
-    @property
-    def is_measured(self) -> bool:
-        """Whether coefficients are measured, instead of printed or taken from the last refresh."""
-        return self.surrogate == "measured"
-
-    @classmethod
-    def named(cls, name: str) -> TurboRules:
-        """Return the rules called ``name``."""
-        if name not in _NAMED_RULES:
-            known = list(_NAMED_RULES)
-            raise ValueError(f"rules must be one of {known} or TurboRules, got {name!r}.{suggest(str(name), known)}")
-        return _NAMED_RULES[name]
-
-
-_NAMED_RULES = {
-    "adaptive": TurboRules(
-        "measured",
-        power=0.5,
-        make_up=2,
-        keep=0.8,
-        full_every=10,
-        is_guarded=True,
-        is_bounded=True,
-        evaluations=1.38,  # with the exact step that begins a task, 1.4 in all
-        ahead=5.0,
-    ),
-    "measured": TurboRules("measured"),
-    "steady": TurboRules("calibrated", dispersion="deviation", refresh="age"),
-    "paper": TurboRules("amplified"),
-}
+Reading = Literal["printed", "consistent", "calibrated"]
 
 
 @register_optimizer(
     "c_flat_turbo",
     title="C-Flat Turbo",
-    summary="C-Flat approximated from earlier measurements, within an evaluation budget",
-    evaluations="1.4, or as set",
-    held=4,
-    kept=1,
+    summary="Algorithm 1 of the paper: C-Flat with cached components, scheduled and triggered",
+    evaluations="1 to 4",
+    held=6,
+    kept=2,
     paper="A Faster Path to Continual Learning (2026)",
 )
-class CFlatTurbo(SharpnessAware):
-    """Descend along C-Flat's direction, computed on some steps and predicted on the others.
+class CFlatTurbo(FlatnessAware):
+    """Descend along g, g_s or g_s + lam * g_f, each computed exactly or simulated from a cached component.
 
-    By default most steps take one evaluation, some two, a few four: 1.4 on average or less. One gradient-sized buffer
-    is kept between steps, three more are held during extra evaluations. ``telemetry.surrogate`` says how far the
-    predictions were from C-Flat.
+    A step takes 1 to 4 evaluations: 1 if the gradient is not large, 2 or 3 if components are reused, 4 if all is exact.
+    Two gradient-sized buffers are kept between steps.
 
     Args:
         base: Any torch optimizer; its groups and schedules stay in charge of the update.
@@ -123,30 +84,20 @@ class CFlatTurbo(SharpnessAware):
         rho: Radius of the neighbourhood; above 0, or a schedule.
         rho_fd: Step of the finite difference in g_f (rho'); None means ``rho``.
         lam: Weight of the flatness term; at least 0.
-        evaluations: Budget in evaluations per step, above 1 and at most 4; predictions that are good enough make it
-            cost less. None uses the default of the rules: 1.38 for ``"adaptive"``; with the others, refreshes follow
-            ``k``.
-        ahead: Take all gradients at the weights to which this many further steps along the momentum of ``base`` would
-            lead, but no farther than a tenth of the length of the weights; at least 0. None is the default of the
-            rules: 5 for ``"adaptive"`` if ``base`` has momentum and is torch's SGD or Adam (or derives from them), 0
-            otherwise. With ``k=1`` Turbo is C-Flat and takes 0.
-        k: Steps from one refresh to the next in the first task, at least 1, instead of a budget; None is 5.
+        beta: Norm of a reused component relative to its reference gradient; at least 0. Not used by ``"calibrated"``.
+        k: Steps from one refresh to the next in the first task; at least 1.
         k_growth: How much k grows over the whole stream (c of the appendix); at least 0.
-        schedule: Whether k grows with the tasks; False refreshes every k steps throughout.
-        rules: ``"adaptive"``, ``"measured"``, ``"steady"``, ``"paper"`` or a `TurboRules`.
-        beta: Length of a reused component relative to its reference gradient; at least 0. Printed rules only.
-        trigger: Whether to skip branches whose gradient is not large; None is True for the printed rules, which alone
-            have a trigger.
+        schedule: Whether k grows with the tasks.
+        trigger: Whether terms are left out whose gradient is not large; False is the paper's ablation without it.
         threshold: How many dispersions above its mean |g|^2 must lie to trigger (m); at least 0.
         decay: Decay of the trigger's moving statistics (delta), in [0, 1).
+        reading: ``"printed"``, ``"consistent"`` or ``"calibrated"``; see the top of this file.
+        cache_decay: Weight of the past in the cached components, in [0, 1); 0 keeps the last ones.
         options: How steps are taken; see `StepOptions`.
 
     >>> import torch
     >>> model = torch.nn.Linear(2, 1)
     >>> opt = CFlatTurbo(torch.optim.SGD(model.parameters(), lr=0.1), model=model, rho=0.05)
-    >>> opt.evaluations
-    1.38
-    >>> opt = CFlatTurbo(torch.optim.SGD(model.parameters(), lr=0.1), model=model, rho=0.05, k=5)
     >>> opt.start_task(3, num_tasks=10)
     >>> opt.interval
     8
@@ -160,106 +111,158 @@ class CFlatTurbo(SharpnessAware):
         rho: Radius = 0.05,
         rho_fd: Positive | None = None,
         lam: NotNegative = 0.2,
-        evaluations: Annotated[float, Range(above=1, at_most=4)] | None = None,
-        ahead: NotNegative | None = None,
-        k: Count | None = None,
+        beta: NotNegative = 0.8,
+        k: Count = 5,
         k_growth: NotNegative = 10.0,
         schedule: bool = True,
-        rules: str | TurboRules = "adaptive",
-        beta: NotNegative = 0.8,
-        trigger: bool | None = None,
+        trigger: bool = True,
         threshold: NotNegative = 1.0,
         decay: Fraction = 0.9,
+        reading: Reading = "printed",
+        cache_decay: Fraction = 0.0,
         options: StepOptions | None = None,
     ) -> None:
-        super().__init__(base, model=model, rho=rho, options=options)
-        self.rules = rules if isinstance(rules, TurboRules) else TurboRules.named(rules)
-        self._check_rules(evaluations, k, schedule, trigger)
-        self.ahead = self._steps_ahead(ahead)
-        self.rho_fd, self.lam = rho_fd, lam
-        self.k, self.k_growth, self.schedule = 5 if k is None else k, k_growth, schedule
-        follows_k = k is not None or not schedule
-        self.evaluations = evaluations if evaluations is not None or follows_k else self.rules.evaluations
-        self.threshold, self.trigger = threshold, not self.rules.is_measured and trigger is not False
-        self.decay, self.beta = decay, beta
-        self.interval = self.k
-        self._rule = self._new_rule()
-
-    def direction(self, weights: Weights) -> Direction:
-        """Return C-Flat's direction, or what the rules put in its place."""
-        return self._rule.direction(weights)
+        super().__init__(base, model=model, rho=rho, lam=lam, rho_fd=rho_fd, options=options)
+        self.beta, self.reading, self.cache_decay = beta, reading, cache_decay
+        self.k, self.k_growth, self.schedule = k, k_growth, schedule
+        self.trigger, self.threshold, self.decay = trigger, threshold, decay
+        self.interval = k
+        self._begin()
 
     def start_task(self, index: int, num_tasks: int | None = None) -> None:
         """Begin a task: reset caches and statistics, and set k_t = floor(k + k_growth * t / N)."""
         super().start_task(index, num_tasks)
-        self._rule = self._new_rule()
+        self._begin()
         self.interval = self.k
         if self.schedule and num_tasks is not None:
             self.interval += math.floor(self.k_growth * index / num_tasks + 1e-9)  # 1e-9: 7.0 may come out as 6.99...
 
-    @property
-    def looks_ahead(self) -> bool:
-        """Whether the first gradient of a step is not taken where the step begins; exact C-Flat takes it there."""
-        return self.ahead > 0 and not self.is_exact
+    def direction(self, weights: Weights) -> Direction:
+        """Return g, g_s or g_s + lam * g_f, each exact or simulated."""
+        sharp, flat, is_reusing = self._sharp, self._flat, self.interval > 1
 
-    @property
-    def is_exact(self) -> bool:
-        """Whether every step is C-Flat's, by interval or by budget."""
-        return self.refreshes_always or (self.evaluations is not None and self.evaluations >= 4)
+        g = yield "g"  # line 2
+        if not self._is_triggered(sharp, g):  # lines 4 and 5
+            self.count("sharpness", "skipped", g=g.norm)
+            self.count("flatness", "skipped")
+            return g
+        g_vs = self._reusable(sharp, weights.params, g)
+        if g_vs is None:  # line 6
+            g_s = yield from self.sharp_gradient(weights, g)  # line 7
+            self.count("sharpness", "refreshed")
+            increment = g_s.minus(g)
+            if is_reusing:
+                inner = self._compare(weights.params, increment, g)
+                sharp.store(self.task_step + 1, weights.params, increment, g, inner)  # line 8
+        else:
+            self.count("sharpness", "reused", g=g.norm, g_vs=g_vs.norm)
+            increment = sharp.simulate(g_vs, g)
+            g_s = g.add_(increment)  # line 10
+        proxy = self.proxy_gradient(weights, increment)
+        del g, g_vs, increment
 
-    @property
-    def refreshes_always(self) -> bool:
-        """Whether every step is exact, so that nothing need be kept: this is C-Flat."""
-        return self.evaluations is None and self.interval == 1
+        g_0 = yield from proxy  # lines 14 and 15
+        if not self._is_triggered(flat, g_0):  # lines 4 and 16
+            self.count("flatness", "skipped", g_0=g_0.norm)
+            return g_s
+        g_vf = self._reusable(flat, weights.params, g_0)
+        if g_vf is not None:
+            self.count("flatness", "reused", g_0=g_0.norm, g_vf=g_vf.norm)
+            return g_s.add_(flat.simulate(g_vf, g_0), self.per_group("lam", weights))  # lines 22 and 24
+        flatness = self.add_flatness(weights, g_s, g_0)
+        if not is_reusing:
+            del g_0
+        g_1 = yield from flatness  # lines 18, 19 and 24
+        if is_reusing:
+            g_f = g_1.add_(g_0, -1.0).scale_(self.flatness_ratio)
+            _, inner, _ = read(g_f, dot(g_f, g_0), g_s)  # with g_s, which is about to be checked
+            flat.store(self.task_step + 1, weights.params, g_f, g_0, inner)  # line 20
+        return g_s
 
-    @property
-    def finite_step(self) -> float:
-        """The step rho' of the finite difference in g_f."""
-        return self.rho if self.rho_fd is None else self.rho_fd
+    def _is_triggered(self, branch: _Branch, gradient: Vector) -> bool:
+        return not self.trigger or branch.trigger.fires(gradient.agreed_norm**2, self.threshold)
 
-    @property
-    def flatness_ratio(self) -> float:
-        """The factor rho / rho' of g_f; a schedule may end at rho = 0."""
-        return 1.0 if self.rho_fd is None else self.rho / self.rho_fd
+    def _reusable(self, branch: _Branch, params: Sequence[Tensor], reference: Vector) -> Vector | None:
+        """Return the cached component if this step may reuse it, or None if it must be refreshed."""
+        j, k = self.task_step + 1, self.interval
+        is_due = j - branch.refreshed_at >= k if self.reading == "calibrated" else j % k == 0
+        return None if is_due or not branch.memory else branch.memory.recall(params, reference)
+
+    def _compare(self, params: Sequence[Tensor], d: Vector, g: Vector) -> float:
+        """Return <d, g>, and note how far the cached component was from d = g_s - g, at no evaluation."""
+        cached = self._sharp.memory.recall(params, like=g) if self._sharp.memory else None
+        if cached is None:
+            return read(d, dot(d, g))[1]
+        norm, inner, du, gu = read(d, dot(d, g), dot(d, cached), dot(g, cached))
+        if norm > 0 and g.norm > 0:
+            unit = cached.norm + EPS
+            products = Products(g.norm, norm, inner, du / unit, gu / unit)
+            error, across = surrogate_errors(products, *self._sharp.coefficients)
+            self.note(error=error, error_orthogonal=across)
+        return inner
+
+    def _begin(self) -> None:
+        is_printed = self.reading == "printed"
+        self._sharp = _Branch(self, along=0.0, memory=self.memory("g_vs"))
+        self._flat = _Branch(self, along=1.0 if is_printed else 0.0, memory=self.memory("g_vf"))
 
     def cache_age(self) -> dict[str, int]:
         """Return the steps since each branch was computed exactly, for those that are cached."""
-        return self._rule.cache_age()
+        branches = {"sharpness": self._sharp, "flatness": self._flat}
+        return {name: self.task_step - branch.refreshed_at for name, branch in branches.items() if branch.memory}
 
     def extra_state(self) -> dict[str, Any]:
         """Return interval, statistics, coefficients and ages."""
-        return {"interval": self.interval, **self._rule.state()}
+        return {"interval": self.interval, "sharp": self._sharp.state(), "flat": self._flat.state()}
 
     def load_extra_state(self, state: dict[str, Any]) -> None:
         """Take over interval, statistics, coefficients and ages."""
-        own = dict(state)
-        is_measured = "along" in own
-        if is_measured != self.rules.is_measured:
-            theirs = "'adaptive' or 'measured'" if is_measured else "'paper' or 'steady'"
-            raise ValueError(f"This state was saved under the rules {theirs}; make the optimizer with the same.")
-        self.interval = own.pop("interval")
-        self._rule.load(own)
+        self.interval = state["interval"]
+        self._sharp.load(state["sharp"])
+        self._flat.load(state["flat"])
 
-    def _new_rule(self) -> Measured | Printed:
-        return Measured(self) if self.rules.is_measured else Printed(self)
 
-    def _check_rules(self, evaluations: float | None, k: int | None, schedule: bool, trigger: bool | None) -> None:
-        if evaluations is not None and (k is not None or not schedule):
-            other = "k" if k is not None else "schedule=False"
-            raise ValueError(f"evaluations is a budget and {other} fixes the intervals; give one of them.")
-        if evaluations is not None and not self.rules.is_measured:
-            raise ValueError("evaluations needs rules that can keep a budget: 'adaptive' or 'measured'; use k instead.")
-        if trigger and self.rules.is_measured:
-            raise ValueError("trigger belongs to the rules 'paper' and 'steady'; measured rules have none.")
+class _Branch:
+    """One regularization term with its trigger and its cached component.
 
-    def _steps_ahead(self, wanted: float | None) -> float:
-        if wanted is None:
-            return self.rules.ahead if has_known_momentum(self.base) else 0.0
-        if wanted > 0 and not self.rules.is_measured:
-            raise ValueError("ahead belongs to the rules 'adaptive' and 'measured'; leave it out, or choose these.")
-        if wanted > 0 and not has_known_momentum(self.base):
-            raise ValueError(
-                f"ahead follows the momentum of torch's SGD or Adam, and this {type(self.base).__name__} has none that "
-                "is known. Give it momentum, or leave ahead out."
-            )
-        return wanted
+    The term (g_s - g, or g_f) is simulated from its reference gradient (g, or g_0) and the cached component v of the
+    term orthogonal to it, as a * reference + c * |reference| * unit(v).
+    """
+
+    def __init__(self, turbo: CFlatTurbo, *, along: float, memory: DirectionMemory) -> None:
+        self.is_calibrated = turbo.reading == "calibrated"
+        self.trigger = EmaTrigger(turbo.decay, is_rooted=self.is_calibrated)
+        self.coefficients = (along, turbo.beta)
+        self.cache_decay = turbo.cache_decay
+        self.memory = memory
+        self.refreshed_at = 0
+
+    def store(self, j: int, params: Sequence[Tensor], term: Vector, reference: Vector, inner: float) -> None:
+        """Cache the component of step j orthogonal to ``reference``, given the inner product, or its moving average."""
+        along = inner / (reference.norm**2 + EPS**2)
+        squared = term.norm**2 - along * inner
+        component = term.clone().remove_along_(reference, inner)
+        if squared > 0.1 * term.norm**2:  # Pythagoras saves a synchronisation, unless it cancels
+            component.know_norm(math.sqrt(squared))
+        if self.is_calibrated:
+            self.coefficients = (along, component.norm / (reference.norm + EPS))
+        past = self.memory.recall(params, like=component) if self.cache_decay and self.memory else None
+        if past is not None:
+            component.scale_(1 - self.cache_decay).add_(past, self.cache_decay)
+        self.memory.store(params, component)
+        self.refreshed_at = j
+
+    def simulate(self, component: Vector, reference: Vector) -> Vector:
+        """Return the term from its cached component, in new memory."""
+        along, across = self.coefficients
+        term = component.scaled(across * reference.norm / (component.norm + EPS))
+        return term.add_(reference, along) if along else term
+
+    def state(self) -> dict[str, Any]:
+        coefficients = list(self.coefficients)
+        return {"trigger": self.trigger.state(), "coefficients": coefficients, "refreshed_at": self.refreshed_at}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.trigger.load(state["trigger"])
+        along, across = state["coefficients"]
+        self.coefficients, self.refreshed_at = (along, across), state["refreshed_at"]

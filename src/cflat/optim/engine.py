@@ -4,19 +4,34 @@ A new optimizer needs `Direction`, `Weights` and `Radius` for its types; tools t
 `Evaluation`, and the guards to evaluate a model without leaving a trace.
 """
 
-from cflat._ranges import Count, CountOrZero, Fraction, NotNegative, Positive, Range, Share, check
-from cflat.optim._ahead import has_known_momentum, weights_ahead
+from cflat._ranges import Count, CountOrZero, Fraction, NotNegative, Number, Positive, Range, Share, Whole, check
 from cflat.optim._base import SharpnessAware, StepOptions
 from cflat.optim._catalog import register_optimizer
+from cflat.optim._flatness import FlatnessAware
 from cflat.optim._guards import BufferGuard, RandomGuard
+from cflat.optim._memory import DirectionMemory
 from cflat.optim._passes import Direction, Evaluation
 from cflat.optim._schedules import Radius
-from cflat.optim._vectors import EPS, NonFiniteError, Vector, as_real, clone_all, dot
+from cflat.optim._sharding import shard_like
+from cflat.optim._surrogate import Products, surrogate_errors
+from cflat.optim._triggers import EmaTrigger
+from cflat.optim._vectors import (
+    EPS,
+    Coefficients,
+    NonFiniteError,
+    Vector,
+    as_real,
+    clone_all,
+    dot,
+    filter_norms,
+    read,
+)
 from cflat.optim._weights import Weights, data_of
 
 __all__ = [
-    "EPS", "BufferGuard", "Count", "CountOrZero", "Direction", "Evaluation", "Fraction", "NonFiniteError",
-    "NotNegative", "Positive", "Radius", "RandomGuard", "Range", "Share", "SharpnessAware", "StepOptions", "Vector",
-    "Weights", "as_real", "check", "clone_all", "data_of", "dot", "has_known_momentum",
-    "register_optimizer", "weights_ahead",
+    "EPS", "BufferGuard", "Coefficients", "Count", "CountOrZero", "Direction", "DirectionMemory", "EmaTrigger",
+    "Evaluation", "FlatnessAware", "Fraction", "NonFiniteError", "NotNegative", "Number", "Positive", "Products",
+    "Radius", "RandomGuard", "Range", "Share", "SharpnessAware", "StepOptions", "Vector", "Weights", "Whole",
+    "as_real", "check", "clone_all", "data_of", "dot", "filter_norms", "read", "register_optimizer", "shard_like",
+    "surrogate_errors",
 ]  # fmt: skip

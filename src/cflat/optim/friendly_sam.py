@@ -5,8 +5,17 @@ from __future__ import annotations
 from torch import nn
 from torch.optim import Optimizer
 
-from cflat._ranges import Fraction, NotNegative
-from cflat.optim.engine import Direction, Radius, SharpnessAware, StepOptions, Weights, register_optimizer
+from cflat.optim.engine import (
+    Coefficients,
+    Direction,
+    Fraction,
+    NotNegative,
+    Radius,
+    SharpnessAware,
+    StepOptions,
+    Weights,
+    register_optimizer,
+)
 
 
 @register_optimizer(
@@ -21,8 +30,9 @@ from cflat.optim.engine import Direction, Radius, SharpnessAware, StepOptions, W
 class FriendlySAM(SharpnessAware):
     """Descend along the gradient at theta + rho * unit(g - sigma * m), with m a moving average of past gradients.
 
-    The average of the steps before this one is subtracted, then m = decay * m + (1 - decay) * g. Costs 2 evaluations
-    per step and keeps one gradient-sized buffer.
+    The average of the steps before this one is subtracted, then m = decay * m + (1 - decay) * g. As in the authors'
+    code, m begins with the first gradient of each parameter, from which nothing is subtracted yet: a first step is
+    SAM's. Costs 2 evaluations per step and keeps one gradient-sized buffer.
 
     Args:
         base: Any torch optimizer; its groups and schedules stay in charge of the update.
@@ -50,12 +60,18 @@ class FriendlySAM(SharpnessAware):
     def direction(self, weights: Weights) -> Direction:
         """Return the gradient at the friendly perturbation."""
         g = yield "g"
-        m = self.memory("m").recall_or_zero(weights.params, like=g)
+        memory = self.memory("m")
+        known = set(memory.known(weights)[0])
+        m = memory.recall_or_zero(weights.params, like=g)
         noise = m.scaled(-self.sigma).add_(g)
         weights.jump(noise, self.rho)
         noise_norm = noise.norm
         del noise
         g_s = yield "g_s"
         self.count("sharpness", "refreshed", noise=noise_norm, g_s=g_s.norm)
-        m.scale_(self.decay).add_(g, 1 - self.decay)  # last, so that a step that is given up leaves no trace in m
+        average = m.scaled(self.decay).add_(g, 1 - self.decay)
+        average.add_(
+            g, Coefficients(0.0 if param in known else self.decay for param in weights.params)
+        )  # m = g at first
+        memory.update(weights.params, average)
         return g_s

@@ -5,9 +5,18 @@ from __future__ import annotations
 from torch import nn
 from torch.optim import Optimizer
 
-from cflat._ranges import NotNegative, Positive
-from cflat.optim._vectors import dot, read
-from cflat.optim.engine import Direction, Radius, SharpnessAware, StepOptions, Weights, register_optimizer
+from cflat.optim.engine import (
+    Direction,
+    NotNegative,
+    Positive,
+    Radius,
+    SharpnessAware,
+    StepOptions,
+    Weights,
+    dot,
+    read,
+    register_optimizer,
+)
 
 
 @register_optimizer(
@@ -32,7 +41,8 @@ class GAM(SharpnessAware):
         rho: Radius within which the gradient norm is made small; above 0, or a schedule.
         rho_fd: Length of the finite-difference steps; above 0.
         gamma: Weight of the orthogonal part of m; at least 0.
-        betas: The weights b_1, b_2, b_3.
+        betas: The weights b_1, b_2, b_3; by default those of the authors' script for ResNets on CIFAR-100. With
+            b_1 + b_3 = 1, as always there, d is as long as a gradient.
         options: How steps are taken; see `StepOptions`.
     """
 
@@ -44,7 +54,7 @@ class GAM(SharpnessAware):
         rho: Radius = 0.2,
         rho_fd: Positive = 0.02,
         gamma: NotNegative = 0.03,
-        betas: tuple[float, float, float] = (1.0, -1.0, 1.0),
+        betas: tuple[float, float, float] = (0.6, 0.5, 0.4),
         options: StepOptions | None = None,
     ) -> None:
         if not isinstance(betas, tuple | list) or [isinstance(b, int | float) for b in betas] != [True] * 3:

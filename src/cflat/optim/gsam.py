@@ -5,9 +5,17 @@ from __future__ import annotations
 from torch import nn
 from torch.optim import Optimizer
 
-from cflat._ranges import NotNegative
-from cflat.optim._vectors import dot, read
-from cflat.optim.engine import Direction, Radius, SharpnessAware, StepOptions, Weights, register_optimizer
+from cflat.optim.engine import (
+    Direction,
+    NotNegative,
+    Radius,
+    SharpnessAware,
+    StepOptions,
+    Weights,
+    dot,
+    read,
+    register_optimizer,
+)
 
 
 @register_optimizer(

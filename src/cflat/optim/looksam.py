@@ -5,9 +5,19 @@ from __future__ import annotations
 from torch import nn
 from torch.optim import Optimizer
 
-from cflat._ranges import Count, NotNegative
-from cflat.optim._vectors import EPS, dot, read
-from cflat.optim.engine import Direction, Radius, SharpnessAware, StepOptions, Weights, register_optimizer
+from cflat.optim.engine import (
+    EPS,
+    Count,
+    Direction,
+    NotNegative,
+    Radius,
+    SharpnessAware,
+    StepOptions,
+    Weights,
+    dot,
+    read,
+    register_optimizer,
+)
 
 
 @register_optimizer(
@@ -56,6 +66,8 @@ class LookSAM(SharpnessAware):
         g = yield "g"
         g_v = None if self.task_step % self.k == 0 else self.memory("g_v").recall(weights.params, like=g)
         if g_v is not None:
+            if g_v.known_norm is None:
+                read(g, g_v)  # together
             self.age += 1
             self.count("sharpness", "reused", g=g.norm, g_v=g_v.norm)
             return g.add_(g_v, self.alpha * g.norm / (g_v.norm + EPS))
@@ -64,7 +76,7 @@ class LookSAM(SharpnessAware):
         g_s = yield "g_s"
         if self.k > 1:
             g_v = g_s.minus(g)  # its component orthogonal to g is that of g_s
-            _, inner = read(g_v, dot(g_v, g))
+            _, _, inner = read(g_s, g_v, dot(g_v, g))
             g_v.remove_along_(g, inner)
             self.memory("g_v").store(weights.params, g_v)
         self.age = 0

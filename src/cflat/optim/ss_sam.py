@@ -8,8 +8,7 @@ from collections.abc import Callable
 from torch import nn
 from torch.optim import Optimizer
 
-from cflat._ranges import Share, Whole
-from cflat.optim.engine import Direction, Radius, SharpnessAware, StepOptions, Weights, register_optimizer
+from cflat.optim.engine import Direction, Radius, Share, SharpnessAware, StepOptions, Weights, Whole, register_optimizer
 
 
 @register_optimizer(
