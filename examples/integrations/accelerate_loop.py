@@ -22,7 +22,7 @@ model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
 take_step = FlatSteps(accelerator, model, optimizer)
 for inputs, labels in loader:
     with accelerator.accumulate(model):
-        loss = take_step(lambda inputs=inputs, labels=labels: F.cross_entropy(model(inputs), labels))
+        loss = take_step(lambda x, y: F.cross_entropy(model(x), y), inputs, labels)
         optimizer.zero_grad()
 telemetry = optimizer.optimizer.telemetry
 print(f"loss {loss.item():.3f}, {telemetry.steps} steps of 4 micro-batches, {telemetry.evaluations} evaluations")

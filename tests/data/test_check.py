@@ -5,6 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from cflat._errors import ConfigError, DataError
 from cflat.data import build_stream, check_dataset, load_dataset
@@ -156,3 +157,12 @@ def test_a_task_of_one_class_is_warned_of(caplog):
     caplog.clear()
     build_stream(dataset(3))
     assert "stream.increment" in caplog.text
+
+
+def test_blank_images_and_those_of_unknown_range_are_told(tmp_path):
+    class_folders(tmp_path)
+    Image.new("RGB", (9, 9), "white").save(tmp_path / "train" / "ant" / "blank.png")
+    Image.fromarray(np.arange(81, dtype=np.int32).reshape(9, 9)).save(tmp_path / "train" / "ant" / "odd.tif")
+    report = check_dataset(f"folder:{tmp_path}")
+    assert "odd.tif': its pixels are whole numbers of 32 bits" in "\n".join(messages(report, "error"))
+    assert "blank.png has one value in all its pixels" in "\n".join(messages(report, "warning"))

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import struct
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import torch
 from PIL import Image
 
 from cflat._errors import DataError
-from cflat.data import ImageSet
+from cflat.data import BatchLoader, ImageSet, pixels, train_transform
 from cflat.data.dataset import image_groups
 from cflat.data.pixels import ArrayPixels, DecodedCache, FilePixels, decode_image
 from data.synthetic import dataset, image_set
@@ -206,3 +207,102 @@ def test_subsampling_is_per_class_and_domain_seeded_and_nested():
     assert len(source.subsample(99, None).train) == len(source.train)
     with pytest.raises(ValueError, match="train_per_class must be"):
         source.subsample(0, None)
+
+
+SCENE = np.random.default_rng(3).integers(0, 256, (7, 9), dtype=np.uint8)
+
+
+def white_zero_tiff(values: np.ndarray) -> bytes:
+    """Return a grey TIFF of unsigned 16-bit numbers in which 0 is white, which PIL cannot write."""
+    content = values.astype("<u2").tobytes()
+    height, width = values.shape
+    tags = [(256, width), (257, height), (258, 16), (259, 1), (262, 0), (273, 8), (277, 1), (278, height)]
+    entries = b"".join(struct.pack("<HHIHH", tag, 3, 1, value, 0) for tag, value in tags)
+    sizes = struct.pack("<HHII", 279, 4, 1, len(content))
+    return (
+        struct.pack("<2sHI", b"II", 42, 8 + len(content)) + content + struct.pack("<H", 9) + entries + sizes + bytes(4)
+    )
+
+
+@pytest.mark.parametrize("suffix", ["png", "tif", "pgm"])
+@pytest.mark.parametrize("factor", [256, 257])
+def test_sixteen_bits_look_as_eight(tmp_path, suffix, factor):
+    path = tmp_path / f"a.{suffix}"
+    Image.fromarray(SCENE.astype(np.uint16) * factor).save(path)
+    assert all(np.array_equal(channel, SCENE) for channel in decode_image(path))
+
+
+def test_sixteen_bits_with_zero_as_white_are_inverted(tmp_path):
+    (tmp_path / "a.tif").write_bytes(white_zero_tiff(257 * (255 - SCENE.astype(np.uint16))))
+    assert np.array_equal(decode_image(tmp_path / "a.tif")[0], SCENE)
+
+
+def test_floats_from_0_to_1_are_scaled_and_others_rejected(tmp_path):
+    Image.fromarray(SCENE.astype(np.float32) / 255).save(tmp_path / "a.tif")
+    assert np.array_equal(decode_image(tmp_path / "a.tif")[1], SCENE)
+    for wrong in (SCENE.astype(np.float32), -SCENE.astype(np.float32), np.full((3, 3), np.nan, np.float32)):
+        Image.fromarray(wrong).save(tmp_path / "a.tif")
+        with pytest.raises(DataError, match=r"floats from .* to .*; scale them"):
+            decode_image(tmp_path / "a.tif")
+
+
+def test_32_bits_are_rejected_when_the_header_is_read(tmp_path):
+    Image.fromarray(SCENE.astype(np.int32)).save(tmp_path / "a.tif")
+    assert "whole numbers of 32 bits" in FilePixels(tmp_path, ["a.tif"]).header_problem(0)
+    with pytest.raises(DataError, match="save it with 8 or 16 bits"):
+        decode_image(tmp_path / "a.tif")
+
+
+@pytest.mark.parametrize("suffix", ["png", "tif", "webp"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_images_are_turned_as_their_exif_data_says(tmp_path, suffix, orientation):
+    upright = Image.fromarray(np.random.default_rng(0).integers(0, 256, (6, 4, 3), dtype=np.uint8))
+    # How a camera stores what it sees upright: the inverse of what a viewer does.
+    names = [
+        "",
+        "FLIP_LEFT_RIGHT",
+        "ROTATE_180",
+        "FLIP_TOP_BOTTOM",
+        "TRANSPOSE",
+        "ROTATE_90",
+        "TRANSVERSE",
+        "ROTATE_270",
+    ]
+    way = names[orientation - 1]
+    exif = Image.Exif()
+    exif[274] = orientation
+    stored = upright.transpose(Image.Transpose[way]) if way else upright
+    stored.save(tmp_path / f"a.{suffix}", exif=exif, **({"lossless": True} if suffix == "webp" else {}))
+    assert np.array_equal(decode_image(tmp_path / f"a.{suffix}").permute(1, 2, 0), np.asarray(upright))
+
+
+def test_exif_data_that_cannot_be_read_turns_nothing(tmp_path):
+    Image.fromarray(SCENE).save(tmp_path / "a.png", exif=b"Exif\x00\x00MM\x00*\xff\xff\xff\xff" + bytes(9))
+    assert np.array_equal(decode_image(tmp_path / "a.png")[0], SCENE)
+
+
+def test_a_turned_image_has_the_same_short_side(tmp_path):
+    exif = Image.Exif()
+    exif[274] = 6
+    Image.new("RGB", (40, 20)).save(tmp_path / "a.jpg", exif=exif)
+    assert decode_image(tmp_path / "a.jpg", short_side=10).shape == (3, 20, 10)
+
+
+def test_a_large_image_is_shrunk_when_it_is_decoded(tmp_path, monkeypatch):
+    write_image(tmp_path / "a.png", size=(60, 40))
+    monkeypatch.setattr(pixels, "LARGE_PIXELS", 1000)
+    assert decode_image(tmp_path / "a.png").shape == (3, 20, 30)
+
+
+def test_a_batch_of_large_files_is_transformed_in_parts(tmp_path, monkeypatch):
+    for index in range(7):
+        write_image(tmp_path / f"{index}.png", size=(20 + index % 2, 20), seed=index)
+    images = ImageSet(FilePixels(tmp_path, [f"{index}.png" for index in range(7)]), range(7))
+    loader = BatchLoader(images, train_transform("imagenet", 8), 7, shuffle=True)
+    (whole,) = loader
+    assert len(list(images.pixel_parts(range(7)))) == 1
+    monkeypatch.setattr(pixels, "PART_BYTES", 2500)
+    assert [len(part) for part in images.pixel_parts(range(7))] == [3, 3, 1]
+    (parted,) = loader
+    assert torch.equal(whole.images, parted.images)
+    assert torch.equal(whole.labels, parted.labels)

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cflat._errors import DataError
-from cflat.data import ExemplarMemory, build_stream, herding
+from cflat.data import ExemplarMemory, ImageSet, ReservoirMemory, build_stream, herding
+from cflat.data.pixels import ArrayPixels
 from data.synthetic import dataset, image_set
 
 
@@ -185,3 +186,64 @@ def test_wrong_arguments_are_refused():
         ExemplarMemory(total=5, selection="best")
     with pytest.raises(ValueError, match="one feature row for each of 2 images, got none"):
         ExemplarMemory(total=5).update(image_set([0, 1]))
+
+
+def reservoir_of(num, *, classes=1, **budget):
+    memory = ReservoirMemory(**budget)
+    for start in range(0, num, 7):
+        rows = torch.arange(start, min(start + 7, num))
+        memory.observe(rows, rows % classes)
+    return memory
+
+
+def stored_rows(memory):
+    return sorted(item.row for slots in memory.slots.values() for item in slots)
+
+
+def test_every_image_has_the_same_chance_to_be_in_a_reservoir():
+    counts = np.zeros(40)
+    for seed in range(600):
+        counts[stored_rows(reservoir_of(40, total=10, seed=seed))] += 1
+    assert counts.sum() == 6000
+    assert np.abs(counts / 600 - 0.25).max() < 0.08  # more than four deviations
+
+
+def test_a_balanced_reservoir_gives_every_class_the_same_number():
+    memory = ReservoirMemory(total=12, balanced=True)
+    memory.observe(torch.arange(50), torch.zeros(50, dtype=torch.long))
+    assert len(memory) == 12
+    memory.observe(torch.arange(50, 56), torch.ones(6, dtype=torch.long))
+    memory.observe(torch.arange(56, 90), torch.full((34,), 2))
+    assert {key: len(slots) for key, slots in memory.slots.items()} == {0: 4, 1: 4, 2: 4}
+    each = reservoir_of(90, classes=3, per_class=5)
+    assert {key: len(slots) for key, slots in each.slots.items()} == {0: 5, 1: 5, 2: 5}
+
+
+def test_a_drawn_batch_has_no_repeats_while_there_are_enough():
+    memory = reservoir_of(30, total=8)
+    like = ImageSet(ArrayPixels(np.zeros((30, 4, 4, 3), np.uint8)), np.zeros(30))
+    rng = np.random.default_rng(0)
+    assert len(set(memory.draw(8, rng, like)[0].rows)) == 8
+    images, _ = memory.draw(20, rng, like)
+    assert len(images) == 20
+    assert sorted(set(images.rows)) == stored_rows(memory)
+
+
+def test_logits_of_a_head_that_has_grown_keep_their_width_through_a_checkpoint():
+    memory = ReservoirMemory(total=4, seed=1)
+    for width in (2, 3):
+        rows = torch.arange(2) + 2 * width
+        memory.observe(rows, torch.zeros(2, dtype=torch.long), logits=torch.full((2, width), float(width)))
+    like = ImageSet(ArrayPixels(np.zeros((10, 4, 4, 3), np.uint8)), np.zeros(10))
+    restored = ReservoirMemory(total=4, seed=1)
+    restored.load_state(memory.state(), like)
+    for found in (memory, restored):
+        images, tensors = found.draw(4, np.random.default_rng(0), like)
+        assert tensors["logits"].shape == (4, 3)
+        widths = dict(zip(images.rows.tolist(), tensors["logits_width"].tolist(), strict=True))
+        assert widths == {4: 2, 5: 2, 6: 3, 7: 3}
+    for found in (memory, restored):
+        found.observe(torch.arange(8, 10), torch.zeros(2, dtype=torch.long), logits=torch.zeros(2, 3))
+    assert stored_rows(memory) == stored_rows(restored)
+    with pytest.raises(DataError, match="another dataset"):
+        restored.load_state(memory.state(), like.select(range(3)))

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cflat._errors import DataError
-from cflat.data import build_stream, class_order
+from cflat.data import build_stream, class_order, load_dataset
 from cflat.data.stream import task_sizes
 from data.synthetic import dataset
 
@@ -247,3 +247,42 @@ def test_first_tasks_are_those_of_the_whole_stream():
     assert whole.first(100).fingerprint() == whole.fingerprint()
     with pytest.raises(ValueError, match="num_tasks"):
         whole.first(0)
+
+
+def test_a_blurry_stream_spreads_some_images_and_names_classes_as_they_appear():
+    data = load_dataset("digits")
+    stream = build_stream(data, "blurry", initial=2, increment=2, disjoint=0.4, blur=0.3)
+    rows = np.concatenate([task.train.rows for task in stream.tasks])
+    assert sorted(rows) == sorted(data.train.rows)  # every image once
+    assert [label for task in stream.tasks for label in task.classes] == list(range(10))
+    homes = {label: {t.index for t in stream.tasks if (t.train.labels == label).any()} for label in range(10)}
+    for task in stream.tasks:
+        assert task.train.labels.max() < task.classes.stop  # no label before its class
+        assert all(min(homes[label]) == task.index for label in task.classes)
+        assert set(task.test.labels) == set(task.classes)
+    assert sum(len(tasks) == 1 for tasks in homes.values()) == 4
+    for label, tasks in homes.items():
+        counts = sorted(((t.train.labels == label).sum() for t in stream.tasks), reverse=True)
+        assert len(tasks) == 1 or 0.7 <= counts[0] / sum(counts) < 0.85  # 0.7, and what falls back on the home task
+    names = [data.class_names.index(name) for name in stream.class_names]
+    for task in stream.tasks:
+        wanted = dict(zip(data.train.rows.tolist(), data.train.labels.tolist(), strict=True))
+        assert [names[label] for label in task.train.labels] == [wanted[row] for row in task.train.rows]
+
+
+def test_without_shared_classes_a_blurry_stream_is_a_class_stream():
+    data = load_dataset("digits")
+    blurry = build_stream(data, "blurry", disjoint=1.0)
+    plain = build_stream(data, "class")
+    for one, other in zip(blurry.tasks, plain.tasks, strict=True):
+        assert one.classes == other.classes
+        assert np.array_equal(one.train.rows, other.train.rows)
+        assert np.array_equal(one.train.labels, other.train.labels)
+
+
+def test_later_tasks_of_a_blurry_stream_may_bring_no_class():
+    stream = build_stream(load_dataset("digits"), "blurry", disjoint=0.0, blur=1.0)
+    assert stream.tasks[0].classes == range(10)
+    assert all(len(task.classes) == len(task.test) == 0 for task in stream.tasks[1:])
+    with pytest.raises(ValueError, match="blur must be"):
+        build_stream(load_dataset("digits"), "blurry", blur=1.5)

@@ -7,7 +7,7 @@ import torch
 from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as tv
 
-from cflat.data import PRESETS, eval_transform, train_transform
+from cflat.data import INPUTS, eval_transform, train_transform
 from cflat.data.transforms import (
     CROP_ATTEMPTS,
     Brightness,
@@ -21,7 +21,7 @@ from cflat.data.transforms import (
     resample,
 )
 
-ALL_PRESETS = ["cifar", "imagenet", "none", "paper", "pilot", "timm"]
+ALL_INPUTS = ["cifar", "imagenet", "none", "paper", "pilot", "timm"]
 
 
 def noise(*shape, seed=0):
@@ -130,7 +130,7 @@ def test_resize_crop_equals_torchvision_for_equal_and_mixed_sizes():
     assert torch.equal(stage(same, torch.empty(4, 0)), stage(list(same), torch.empty(4, 0)))
 
 
-@pytest.mark.parametrize("preset", ALL_PRESETS)
+@pytest.mark.parametrize("preset", ALL_INPUTS)
 @pytest.mark.parametrize("mode", [train_transform, eval_transform])
 def test_an_image_is_transformed_alike_alone_and_in_a_batch(preset, mode):
     transform = mode(preset, 16, (0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
@@ -143,7 +143,7 @@ def test_an_image_is_transformed_alike_alone_and_in_a_batch(preset, mode):
         torch.testing.assert_close(batch, alone, atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize("preset", ALL_PRESETS)
+@pytest.mark.parametrize("preset", ALL_INPUTS)
 def test_only_training_is_random(preset):
     mean = std = (0.5, 0.5, 0.5)
     assert eval_transform(preset, 32, mean, std).num_draws == 0
@@ -164,7 +164,7 @@ def test_randomness_comes_from_the_generator_alone():
 
 
 def test_pixels_are_not_written_to():
-    for preset in ALL_PRESETS:
+    for preset in ALL_INPUTS:
         pixels = noise(4, 3, 16, 16)
         before = pixels.clone()
         transform = train_transform(preset, 16, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
@@ -192,7 +192,7 @@ def test_timm_normalises_with_the_statistics_of_the_backbone():
     plain = eval_transform("pilot", 32)(pixels)
     normalised = eval_transform("timm", 32, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))(pixels)
     torch.testing.assert_close(normalised, plain * 2 - 1)
-    with pytest.raises(ValueError, match="'timm' needs the mean and std"):
+    with pytest.raises(ValueError, match="'timm' need the mean and std"):
         eval_transform("timm", 32)
 
 
@@ -213,9 +213,9 @@ def test_digits_size_is_kept_or_resized():
 
 
 def test_every_preset_is_described_and_wrong_ones_are_named():
-    assert PRESETS.names() == [*ALL_PRESETS, "vectors"]  # which are no images, and are tested as features
-    assert all(PRESETS[name].description for name in PRESETS)
-    with pytest.raises(ValueError, match=r"Unknown input preset 'cifer'. Did you mean 'cifar'"):
+    assert INPUTS.names() == [*ALL_INPUTS, "vectors"]  # which are no images, and are tested as features
+    assert all(INPUTS[name].description for name in INPUTS)
+    with pytest.raises(ValueError, match=r"Unknown kind of inputs 'cifer'. Did you mean 'cifar'"):
         train_transform("cifer", 32)
     with pytest.raises(ValueError, match="image_size must be"):
         eval_transform("none", 0)

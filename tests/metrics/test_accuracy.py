@@ -18,8 +18,13 @@ from cflat.metrics import METRICS, AccuracyMatrix
 def matrices(draw: st.DrawFn, min_total: int = 0, min_stages: int = 0) -> AccuracyMatrix:
     total = draw(st.lists(st.integers(min_total, 50), min_size=max(1, min_stages), max_size=7))
     matrix = AccuracyMatrix.start(total)
+    looks_ahead = draw(st.booleans())
     for stage in range(draw(st.integers(min_stages, len(total)))):
-        matrix = matrix.with_stage([draw(st.integers(0, total[i])) for i in range(stage + 1)])
+        has_next = looks_ahead and stage + 1 < len(total)
+        ahead = draw(st.integers(0, total[stage + 1])) if has_next else None
+        matrix = matrix.with_stage([draw(st.integers(0, total[i])) for i in range(stage + 1)], ahead)
+    for whole in draw(st.lists(st.integers(1, 50), max_size=4)):
+        matrix = matrix.with_anytime(draw(st.integers(0, whole)), whole)
     return matrix
 
 
@@ -37,12 +42,18 @@ def naive(matrix: AccuracyMatrix) -> dict[str, float]:
         "task_mean": sum(task[end]) / stages,
         "forgetting": sum(forgetting) / end if end else 0.0,
         "backward_transfer": sum(transfer) / end if end else 0.0,
+        "forward_transfer": mean([count / total[i + 1] for i, count in enumerate(matrix.ahead.tolist())]),
+        "anytime": mean([right / whole for right, whole in matrix.anytime_counts.tolist()]),
     }
+
+
+def mean(values: list[float]) -> float:
+    return sum(values) / len(values) if values else math.nan
 
 
 @given(matrices(min_total=1, min_stages=1))
 def test_numbers_follow_their_definitions(matrix: AccuracyMatrix) -> None:
-    assert matrix.summary() == pytest.approx(naive(matrix), abs=1e-12)
+    assert matrix.summary() == pytest.approx(naive(matrix), abs=1e-12, nan_ok=True)
 
 
 @given(matrices())
@@ -50,7 +61,7 @@ def test_numbers_stay_in_range_or_are_unknown(matrix: AccuracyMatrix) -> None:
     numbers = matrix.summary()
     assert list(numbers) == list(METRICS)
     for name, value in numbers.items():
-        low = -1 if name == "backward_transfer" else 0
+        low = -1 if name in ("backward_transfer", "forward_transfer") else 0
         assert math.isnan(value) or low <= value <= 1
     assert math.isnan(matrix.forgetting) or matrix.forgetting >= -min(0.0, matrix.backward_transfer) - 1e-12
 

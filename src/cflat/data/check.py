@@ -126,11 +126,13 @@ def check_dataset(name: str, root: str | Path | None = None, *, read_images: boo
         *(Finding("warning", problem) for problem in _deviations(dataset, spec)),
     )
     broken: dict[str, list[str]] = {"train": [], "test": []}
+    blank: list[str] = []
     if read_images:
-        hashes = {split: _content_hashes(getattr(dataset, split), broken[split]) for split in broken}
+        hashes = {split: _content_hashes(getattr(dataset, split), broken[split], blank) for split in broken}
         unreadable = (problem for split in broken for problem in _examples(broken[split]))
         findings += tuple(Finding("error", problem) for problem in unreadable)
         findings += tuple(Finding("warning", problem) for problem in _duplicates(dataset, hashes))
+        findings += tuple(Finding("warning", problem) for problem in _examples(blank))
     train, test = (
         _counts(dataset, getattr(dataset, split), len(problems) if read_images else None)
         for split, problems in broken.items()
@@ -160,16 +162,18 @@ def _deviations(dataset: Dataset, spec: DatasetSpec) -> Iterator[str]:
         yield f"{len(untested)} classes have no test images ({names}); add some to measure them."
 
 
-def _content_hashes(images: ImageSet, broken: list[str]) -> dict[bytes, int]:
-    """Return one row for each distinct content, and note the images that cannot be decoded."""
+def _content_hashes(images: ImageSet, broken: list[str], blank: list[str]) -> dict[bytes, int]:
+    """Return one row for each distinct content, and note the images that cannot be decoded or show nothing."""
     hashes: dict[bytes, int] = {}
     for index, row in enumerate(images.rows.tolist()):
         try:
             content = images.store.content(row)
-            images.pixels([index])
+            pixels = images.pixels([index])[0]
         except DataError as error:
             broken.append(f"{str(error).rstrip('.')}; replace or remove the file.")
             continue
+        if pixels.numel() > 3 and pixels.min() == pixels.max():
+            blank.append(f"{images.store.describe(row)} has one value in all its pixels; look at how it was saved.")
         hashes.setdefault(hashlib.blake2b(content, digest_size=16).digest(), row)
     return hashes
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -72,6 +72,15 @@ class ImageSet:
         """
         rows = self.rows[np.asarray(indices, dtype=np.int64)]
         return self.store.read(rows, decoded) if isinstance(self.store, FilePixels) else self.store.read(rows)
+
+    def pixel_parts(self, indices: npt.ArrayLike, decoded: Mapping[int, Tensor] | None = None) -> Iterator[Pixels]:
+        """Yield what `pixels` returns in parts: as many as it takes for large image files not to fill the memory."""
+        rows = self.rows[np.asarray(indices, dtype=np.int64)]
+        return (
+            self.store.read_parts(rows, decoded)
+            if isinstance(self.store, FilePixels)
+            else iter([self.store.read(rows)])
+        )
 
     @staticmethod
     def concat(sets: Sequence[ImageSet]) -> ImageSet:

@@ -8,7 +8,7 @@ thread while the model computes; image files may be decoded by worker processes 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cache
@@ -19,13 +19,13 @@ from torch import Tensor
 
 from cflat._ranges import Count, CountOrZero, check, checked
 from cflat.data.images import ImageSet
-from cflat.data.pixels import FilePixels, Indices
+from cflat.data.pixels import FilePixels, Indices, Pixels
 from cflat.data.transforms import Transform
 from cflat.data.workers import decoded_ahead
 
 logger = logging.getLogger(__name__)
 
-_ORDER, _AUGMENT = 0, 1  # keep the two random streams of a key apart
+_ORDER, _AUGMENT, _REPLAY = 0, 1, 2  # keep the random streams of a key apart
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,13 @@ class Batch:
     """Images of the whole step, where several ranks share it; None: these are all."""
     is_filler: bool = False
     """Whether this rank has no image of the step: it keeps step with another's, which counts for nothing."""
+    replay: tuple[Batch, ...] = ()
+    """Stored images that ``Method.replay`` wants in this step: batches of the same size as this one."""
+
+    @property
+    def num_images(self) -> int:
+        """Images of the step on all ranks."""
+        return len(self) if self.total is None else self.total
 
     @property
     def share(self) -> float:
@@ -80,8 +87,15 @@ class Batch:
                 )
         parts = [value.tensor_split(num_parts) for value in (self.images, self.labels, self.rows)]
         extras = {name: value.tensor_split(num_parts) for name, value in self.extras.items()}
+        replay = [part.split(num_parts) for part in self.replay]
         return [
-            Batch(images, labels, rows, {name: values[index] for name, values in extras.items()})
+            Batch(
+                images,
+                labels,
+                rows,
+                {name: values[index] for name, values in extras.items()},
+                replay=tuple(part[index] for part in replay),
+            )
             for index, (images, labels, rows) in enumerate(zip(*parts, strict=True))
         ]
 
@@ -178,26 +192,47 @@ class BatchLoader:
         """Return which of them are this rank's; one that is left without any fills in with the first."""
         return slice(1) if self.rank >= len(chosen) else slice(self.rank, None, self.world_size)
 
+    def replay_rng(self, epoch: int, step: int) -> np.random.Generator:
+        """Return the random numbers by which a step chooses stored images: the same on all ranks."""
+        return np.random.default_rng((_REPLAY, self.seed, self.task, epoch, step))
+
+    def load_replay(
+        self, images: ImageSet, extras: Mapping[str, Tensor], epoch: int, step: int, number: int = 0
+    ) -> Batch:
+        """Return this rank's part of stored images for a step, augmented with random numbers of their own."""
+        key = (_REPLAY, self.seed, self.task, epoch, step, 1 + number)
+        batch = self._load(images, np.arange(len(images)), key)
+        own = self._own(np.arange(len(images)))
+        return batch.with_(**{name: value[own].to(self.device) for name, value in extras.items()})
+
     def _batch(self, order: Indices, epoch: int, step: int, decoded: Mapping[int, Tensor] | None = None) -> Batch:
-        chosen = self._chosen(order, step)
+        key = (_AUGMENT, self.seed, self.task, epoch, step)
+        return self._load(self.images, self._chosen(order, step), key, decoded)
+
+    def _load(
+        self, images: ImageSet, chosen: Indices, key: Sequence[int], decoded: Mapping[int, Tensor] | None = None
+    ) -> Batch:
+        """Return this rank's part of the chosen images, transformed with the random numbers of a key."""
         generator = torch.Generator()
-        key = np.random.SeedSequence((_AUGMENT, self.seed, self.task, epoch, step))
-        generator.manual_seed(int(key.generate_state(1, np.uint64)[0]))
+        generator.manual_seed(int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0]))
         own = self._own(chosen)
         # Draws are made for the whole step: an image is augmented alike for any number of ranks.
         draws = self.transform.draw(len(chosen), generator)[own]
         mine = chosen[own]
-        pixels = self.images.pixels(mine, decoded)
-        on_device = (
-            pixels.to(self.device) if isinstance(pixels, Tensor) else [image.to(self.device) for image in pixels]
-        )
+        inputs: list[Tensor] = []
+        for pixels in images.pixel_parts(mine, decoded):
+            done = sum(map(len, inputs))
+            inputs.append(self.transform.apply(self._on_device(pixels), draws[done : done + len(pixels)]))
         return Batch(
-            self.transform.apply(on_device, draws),
-            torch.from_numpy(self.images.labels[mine]).to(self.device),
-            torch.from_numpy(self.images.rows[mine]).to(self.device),
+            inputs[0] if len(inputs) == 1 else torch.cat(inputs),
+            torch.from_numpy(images.labels[mine]).to(self.device),
+            torch.from_numpy(images.rows[mine]).to(self.device),
             total=len(chosen),
             is_filler=self.rank >= len(chosen),
         )
+
+    def _on_device(self, pixels: Pixels) -> Pixels:
+        return pixels.to(self.device) if isinstance(pixels, Tensor) else [image.to(self.device) for image in pixels]
 
     def _decoded_ahead(self, store: FilePixels, order: Indices, epoch: int, steps: range) -> Iterator[Batch]:
         shares = [self._chosen(order, step) for step in steps]

@@ -1,4 +1,4 @@
-"""Exemplar memory: a bounded choice of old training images, by herding or at random.
+"""Memories of old training images: exemplars that are chosen when a task ends, and a reservoir filled step by step.
 
 Herding follows iCaRL (Rebuffi et al., 2017): exemplars are ordered so that every prefix of the order has a
 mean close to the class mean, hence shrinking a class keeps its first images.
@@ -7,8 +7,9 @@ mean close to the class mean, hence shrinking a class keeps its first images.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from typing import Any, Literal, TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -171,3 +172,145 @@ class ExemplarMemory:
             return np.random.default_rng((self.seed, self.num_updates, label)).permutation(len(where))[:num]
         assert features is not None
         return np.asarray(herding(features[torch.from_numpy(where)], num))
+
+
+class ReservoirMemory:
+    """Keep a uniform sample of all images seen so far, filled batch by batch, with tensors that belong to them.
+
+    With a fixed total, image number n replaces a stored one with probability total / n (reservoir sampling), so that
+    frequent classes have more images. ``balanced``, or a fixed number per class, keeps a reservoir for each class.
+    Random numbers are a function of the seed and the number of images seen: there is nothing else to save.
+
+    Args:
+        total: Images in all; a balanced memory divides them evenly. Give either this or ``per_class``.
+        per_class: Images of each class.
+        balanced: A reservoir for each class; always so with ``per_class``.
+        seed: Seed of the random choice.
+
+    >>> memory = ReservoirMemory(total=2)
+    >>> memory.observe(torch.arange(5), torch.zeros(5, dtype=torch.long))
+    >>> len(memory), memory.num_seen
+    (2, 5)
+    """
+
+    @checked
+    def __init__(
+        self,
+        *,
+        total: Count | None = None,
+        per_class: Count | None = None,
+        balanced: bool = False,
+        seed: CountOrZero = 0,
+    ) -> None:
+        if (total is None) == (per_class is None):
+            raise ValueError(f"Give exactly one of total and per_class, got {total!r} and {per_class!r}.")
+        self.total, self.per_class, self.seed = total, per_class, seed
+        self.balanced = balanced or per_class is not None
+        self.counts: Counter[int] = Counter()
+        """Images seen, by class; all under one key if the memory is not balanced."""
+        self.slots: dict[int, list[_Stored]] = {}
+        """Stored images, by the same keys."""
+
+    def __len__(self) -> int:
+        return sum(map(len, self.slots.values()))
+
+    @property
+    def num_seen(self) -> int:
+        """Images seen so far."""
+        return self.counts.total()
+
+    def observe(self, rows: Tensor, labels: Tensor, **tensors: Tensor) -> None:
+        """Let the images of a step in, each with its row of every tensor."""
+        rng = np.random.default_rng((self.seed, self.num_seen))
+        kept = {name: value.detach().cpu() for name, value in tensors.items()}
+        for index, (row, label) in enumerate(zip(rows.tolist(), labels.tolist(), strict=True)):
+            key = label if self.balanced else 0
+            if key not in self.slots:
+                self._make_room(key, rng)
+            slots, capacity = self.slots[key], self._capacity
+            self.counts[key] += 1
+            place = len(slots) if len(slots) < capacity else int(rng.integers(self.counts[key]))
+            if place < capacity:
+                slots[place : place + 1] = [_Stored(row, label, {name: kept[name][index].clone() for name in kept})]
+
+    @property
+    def _capacity(self) -> int:
+        """Images of each reservoir."""
+        if self.per_class is not None:
+            return self.per_class
+        assert self.total is not None
+        return max(1, self.total // max(1, len(self.slots)))
+
+    def _make_room(self, key: int, rng: np.random.Generator) -> None:
+        """Begin a reservoir; the others shrink at random to what is left for each."""
+        self.slots[key] = []
+        for slots in self.slots.values():
+            while len(slots) > self._capacity:
+                slots.pop(int(rng.integers(len(slots))))
+
+    def draw(self, num: int, rng: np.random.Generator, like: ImageSet) -> tuple[ImageSet, dict[str, Tensor]]:
+        """Return ``num`` stored images and their tensors: without repeats while there are enough.
+
+        ``like`` is any set of the split that the images are from. Tensors of unequal width, such as logits of a head
+        that has grown since, are padded with zeros; their widths are under the name ``<name>_width``.
+        """
+        stored = [item for key in sorted(self.slots) for item in self.slots[key]]
+        rounds = -(-num // len(stored))
+        chosen = np.concatenate([rng.permutation(len(stored)) for _ in range(rounds)])[:num]
+        items = [stored[index] for index in chosen]
+        images = ImageSet(like.store, [item.label for item in items], rows=[item.row for item in items])
+        return images, _padded(items)
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint holds; pixels stay in the dataset."""
+        keys = sorted(self.slots)
+        items = [item for key in keys for item in self.slots[key]]
+        return {
+            "keys": keys,
+            "counts": [self.counts[key] for key in keys],
+            "sizes": [len(self.slots[key]) for key in keys],
+            "rows": torch.tensor([item.row for item in items], dtype=torch.int64),
+            "labels": torch.tensor([item.label for item in items], dtype=torch.int64),
+            "tensors": _padded(items),
+        }
+
+    def load_state(self, state: Mapping[str, Any], train: ImageSet) -> None:
+        """Restore what `state` returned; ``train`` holds every row, as ``stream.all_train``."""
+        label_of = dict(zip(train.rows.tolist(), train.labels.tolist(), strict=True))
+        rows, labels = state["rows"].tolist(), state["labels"].tolist()
+        for row, label in zip(rows, labels, strict=True):
+            if label_of.get(row) != label:
+                raise DataError(
+                    f"Stored row {row} of class {label} is not in the training images; the checkpoint belongs to "
+                    "another dataset, subsample or class order."
+                )
+        tensors = state["tensors"]
+        names = [name for name in tensors if not name.endswith(_WIDTH)]
+        items = [
+            _Stored(row, label, {name: tensors[name][i, : tensors[name + _WIDTH][i]].clone() for name in names})
+            for i, (row, label) in enumerate(zip(rows, labels, strict=True))
+        ]
+        self.counts = Counter(dict(zip(state["keys"], state["counts"], strict=True)))
+        ends = np.cumsum([0, *state["sizes"]]).tolist()
+        self.slots = {key: items[start:end] for key, (start, end) in zip(state["keys"], pairwise(ends), strict=True)}
+
+
+class _Stored(NamedTuple):
+    """An image in a reservoir."""
+
+    row: int
+    label: int
+    tensors: dict[str, Tensor]
+
+
+_WIDTH = "_width"
+
+
+def _padded(items: Sequence[_Stored]) -> dict[str, Tensor]:
+    """Return the vectors of all items by name, padded to one width, and the width of each."""
+    found: dict[str, Tensor] = {}
+    for name in items[0].tensors if items else ():
+        vectors = [item.tensors[name] for item in items]
+        found[name] = torch.nn.utils.rnn.pad_sequence(vectors, batch_first=True)
+        found[name + _WIDTH] = torch.tensor([len(vector) for vector in vectors])
+    return found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
@@ -64,7 +66,9 @@ class Outline:
     def title_of(self, task: int) -> str:
         """Return what a task is about: its domain, or the names of its classes."""
         name, labels = self.tasks[task]
-        return name if self.scenario == "domain" else shortlist(self.class_names[labels.start : labels.stop])
+        return (
+            name if self.scenario in ("domain", "blurry") else shortlist(self.class_names[labels.start : labels.stop])
+        )
 
     def empty_tasks(self, num_tasks: int) -> list[Task]:
         """Return the first tasks without their images: enough for `Method.grow`."""
@@ -85,6 +89,10 @@ class Outline:
             "vector_size": self.vector_size,
         }
 
+    def fingerprint(self) -> str:
+        """Return a hash that no other outline has."""
+        return hashlib.blake2b(json.dumps(self.to_dict(), sort_keys=True).encode(), digest_size=16).hexdigest()
+
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Outline:
         """Read what `to_dict` returned.
@@ -93,13 +101,20 @@ class Outline:
             DataError: If it is something else.
         """
         try:
-            if values["scenario"] not in get_args(Scenario):
-                raise ValueError(f"unknown scenario {values['scenario']!r}")
-            tasks = tuple(
-                (str(task["name"]), range(task["first_label"], task["first_label"] + task["num_labels"]))
-                for task in values["tasks"]
-            )
+            scenario, modulus, size = (values[key] for key in ("scenario", "label_modulus", "vector_size"))
             names = tuple(map(str, values["class_names"]))
-            return cls(values["scenario"], tasks, names, values["label_modulus"], values["vector_size"])
+            tasks = tuple((str(task["name"]), _labels(task, len(names))) for task in values["tasks"])
+            if scenario not in get_args(Scenario):
+                raise ValueError(f"unknown scenario {scenario!r:.80}")
+            if not tasks or any(type(number) not in (int, type(None)) or number == 0 for number in (modulus, size)):
+                raise ValueError("it has no tasks, or numbers that are none")
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(f"This is not a description of a stream: {error}.") from error
+        return cls(scenario, tasks, names, modulus, size)
+
+
+def _labels(task: Mapping[str, Any], num_names: int) -> range:
+    first, count = task["first_label"], task["num_labels"]
+    if not 0 <= first <= first + count <= num_names:  # a task of a blurry stream may bring no class
+        raise ValueError(f"a task has the labels {first} to {first + count - 1}, there are {num_names} names")
+    return range(first, first + count)

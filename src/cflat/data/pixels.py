@@ -7,6 +7,7 @@ backbone reads any dataset; or one vector for each image, in the place of pixels
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import threading
 import warnings
@@ -20,7 +21,7 @@ from typing import BinaryIO, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import ExifTags, Image, UnidentifiedImageError
 from torch import Tensor
 
 from cflat._errors import DataError
@@ -38,9 +39,25 @@ SAMPLE_BYTES = 1 << 16
 NUM_READERS = 8
 FILES_PER_PART = 256
 MAX_PIXELS = 100_000_000
+LARGE_PIXELS = 1 << 25
+"""Images with more pixels than this are shrunk by a whole factor as soon as they are decoded."""
+PART_BYTES = 1 << 28
+"""Of a batch, so much is decoded before it is transformed."""
 MAX_ASPECT = 100
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 """What is decoded, whatever a file is called."""
+_SCALED = ("PNG", "PPM")
+"""Formats of which PIL hands out 16 bits as numbers of 32."""
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""What undoes an orientation of EXIF."""
 
 
 class ArrayStore:
@@ -186,11 +203,24 @@ class FilePixels:
 
     def read(self, rows: Indices, decoded: Mapping[int, Tensor] | None = None) -> Pixels:
         """Return the images of these rows, stacked when their sizes agree; ``decoded`` are images that are here."""
-        known = decoded or {}
-        images = [
-            known[row] if row in known else self.cache.get(self.path(row), self.short_side) for row in rows.tolist()
-        ]
-        return torch.stack(images) if len({image.shape for image in images}) == 1 else images
+        return _stacked(list(self._images(rows, decoded or {})))
+
+    def read_parts(self, rows: Indices, decoded: Mapping[int, Tensor] | None = None) -> Iterator[Pixels]:
+        """Yield the images of these rows in parts that do not fill the memory: nearly always, in one."""
+        part: list[Tensor] = []
+        size = 0
+        for image in self._images(rows, decoded or {}):
+            part.append(image)
+            size += image.nbytes
+            if size > PART_BYTES:
+                yield _stacked(part)
+                part, size = [], 0
+        if part:
+            yield _stacked(part)
+
+    def _images(self, rows: Indices, known: Mapping[int, Tensor]) -> Iterator[Tensor]:
+        for row in rows.tolist():
+            yield known[row] if row in known else self.cache.get(self.path(row), self.short_side)
 
     def content(self, row: int) -> bytes:
         """Return the encoded file as it lies on disk."""
@@ -202,6 +232,7 @@ class FilePixels:
         try:
             with _reading(self.path(row)) as file, Image.open(file, formats=FORMATS) as image:
                 _require_modest(*image.size)
+                _require_range(image)
             return None
         except DataError as error:
             return str(error)
@@ -234,20 +265,66 @@ PixelStore: TypeAlias = ArrayStore | FilePixels
 
 
 def decode_image(path: Path, short_side: int | None = None) -> Tensor:
-    """Decode one file as a uint8 RGB tensor (3, H, W), shrunk to ``short_side`` if that is given."""
+    """Decode one file as a uint8 RGB tensor (3, H, W), as its EXIF data turns it, shrunk to ``short_side`` if given.
+
+    Of an animation, this is the first image. Alpha is dropped.
+    """
     with _reading(path) as file:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our own limit is lower than its error
             opened = Image.open(file, formats=FORMATS)
         with opened as image:
             _require_modest(*image.size)
+            _require_range(image)
+            plain = _eight_bits(image)
             # A palette with alpha per entry makes PIL warn unless it goes through RGBA.
-            rgb = (image.convert("RGBA") if "transparency" in image.info else image).convert("RGB")
+            rgb = (plain.convert("RGBA") if "transparency" in plain.info else plain).convert("RGB")
+            turn = _TURNS.get(_orientation(image))
+    if rgb.width * rgb.height > LARGE_PIXELS:
+        rgb = rgb.reduce(math.ceil(math.sqrt(rgb.width * rgb.height / LARGE_PIXELS)))
     if short_side is not None and min(rgb.size) > short_side:
         factor = short_side / min(rgb.size)
         width, height = (max(short_side, round(side * factor)) for side in rgb.size)
         rgb = rgb.resize((width, height), Image.Resampling.BICUBIC)
+    rgb = rgb if turn is None else rgb.transpose(turn)
     return torch.from_numpy(np.array(rgb)).permute(2, 0, 1)
+
+
+def _orientation(image: Image.Image) -> int:
+    """Return how a decoded image lies, by its EXIF data; what cannot be read there does not turn it."""
+    try:
+        return int(image.getexif().get(ExifTags.Base.Orientation, 1))
+    except Exception:  # PIL's reader of EXIF fails in more ways than can be listed
+        return 1
+
+
+def _require_range(image: Image.Image) -> None:
+    """Reject whole numbers of 32 bits: what of their range an image uses is not known."""
+    if image.mode == "I" and image.format not in _SCALED:
+        raise ValueError("its pixels are whole numbers of 32 bits, whose range is not known; save it with 8 or 16 bits")
+
+
+def _eight_bits(image: Image.Image) -> Image.Image:
+    """Return an image of 8 bits per channel: the upper bits of 16, or floats from 0 to 1 times 255.
+
+    PIL cuts such values off at 255 instead, so that nearly all images are white.
+    """
+    if image.mode == "F":
+        floats = np.asarray(image)
+        low, high = floats.min(), floats.max()
+        if not (low >= 0 and high <= 1):  # also if one is NaN
+            raise ValueError(f"its pixels are floats from {low:g} to {high:g}; scale them to the range from 0 to 1")
+        return Image.fromarray(np.rint(255 * floats).astype(np.uint8))
+    if not image.mode.startswith("I"):
+        return image
+    tags = getattr(image, "tag_v2", {})  # of a TIFF
+    upper = (np.asarray(image) >> (tags.get(ExifTags.Base.BitsPerSample, (16,))[0] - 8)).clip(0, 255).astype(np.uint8)
+    is_inverted = tags.get(ExifTags.Base.PhotometricInterpretation) == 0
+    return Image.fromarray(255 - upper if is_inverted else upper)
+
+
+def _stacked(images: list[Tensor]) -> Pixels:
+    return torch.stack(images) if len({image.shape for image in images}) == 1 else images
 
 
 def _hash_content(path: Path) -> bytes:
@@ -264,7 +341,7 @@ def _hash_content(path: Path) -> bytes:
 
 
 def _require_modest(width: int, height: int) -> None:
-    """Refuse, before a pixel is decoded, what would fill the memory: now, or when its short side is made longer."""
+    """Reject, before a pixel is decoded, what would fill the memory: now, or when its short side is made longer."""
     if min(width, height) == 0:
         raise ValueError("it has no pixels")
     if width * height > MAX_PIXELS:

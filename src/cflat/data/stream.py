@@ -12,6 +12,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Literal, TypeAlias, get_args
 
 import numpy as np
@@ -25,14 +26,14 @@ from cflat.data.pixels import Indices, PixelStore
 
 logger = logging.getLogger(__name__)
 
-Scenario: TypeAlias = Literal["class", "task", "domain"]
+Scenario: TypeAlias = Literal["class", "task", "domain", "blurry"]
 DomainLabels: TypeAlias = Literal["shared", "growing"]
 Split: TypeAlias = Literal["test", "validation"]
 """Images that accuracy is measured on."""
 
 DEFAULT_NUM_TASKS = 5
-_NOISE = 4
-"""Key of the random numbers of label noise beside those that choose images."""
+_NOISE, _BLUR = 4, 5
+"""Keys of the random numbers of label noise and blurred borders beside those that choose images."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,8 @@ class Task:
     index: int
     name: str
     classes: range
-    """Stream labels that this task brings; with shared domain labels, every task has the whole range."""
+    """Stream labels that this task brings; with shared domain labels, every task has the whole range. A task of a
+    blurry stream has images of earlier classes besides, and may bring none."""
     train: ImageSet
     test: ImageSet
     """Test images of this task alone."""
@@ -83,6 +85,11 @@ class Stream:
     def num_tasks(self) -> int:
         """Number of tasks."""
         return len(self.tasks)
+
+    @property
+    def shares_labels(self) -> bool:
+        """Whether every task has the same classes, so that a task can be answered before it is learned."""
+        return self.scenario == "domain" and self.label_modulus is None
 
     @checked
     def first(self, num_tasks: Count) -> Stream:
@@ -147,13 +154,16 @@ def build_stream(
     task_order_seed: int | None = None,
     labels: DomainLabels = "shared",
     domain_order: Sequence[str] | None = None,
+    disjoint: float = 0.5,
+    blur: float = 0.1,
 ) -> Stream:
     """Cut a dataset into tasks.
 
     Args:
         dataset: What to cut; it is validated first.
         scenario: ``class``: new classes per task, no task id at test time; ``task``: the same tasks, task
-            id known at test time; ``domain``: the same classes in a new domain per task.
+            id known at test time; ``domain``: the same classes in a new domain per task; ``blurry``: new classes per
+            task whose images are partly spread over all tasks.
         initial: Classes of the first task (0: as many as ``increment``); by default the dataset's usual split.
         increment: Classes of every later task.
         order_seed: Seed of the class order; ``None`` keeps the dataset's order. Domain streams always keep it.
@@ -161,6 +171,8 @@ def build_stream(
         labels: Domain streams only. ``shared``: one label per class; ``growing``: class + num_classes * task, so that
             the head grows with every domain.
         domain_order: Domain streams only: names of the domains to use, in order.
+        disjoint: Blurry streams only: fraction of the classes whose images are all in one task, in [0, 1].
+        blur: Blurry streams only: fraction of the images of every other class that is spread over all tasks, in [0, 1].
 
     Raises:
         DataError: If the dataset breaks a rule, or has no domains and ``scenario`` is ``domain``.
@@ -173,6 +185,8 @@ def build_stream(
         usual = dataset.split or _even_split(dataset.num_classes)
         chosen = (usual[0] if initial is None else initial, usual[1] if increment is None else increment)
         sizes = task_sizes(dataset.num_classes, *chosen)
+        if scenario == "blurry":
+            return _blurry_stream(dataset, sizes, order_seed, task_order_seed, disjoint, blur)
         stream = _class_stream(dataset, scenario, sizes, order_seed, task_order_seed)
     for task in stream.tasks if dataset.validation is not None else ():
         if task.validation is None or len(task.validation) == 0:
@@ -212,6 +226,54 @@ def _class_stream(
             )
     names = tuple(dataset.class_names[label] for label in order)
     return Stream(scenario, tuple(tasks), dataset.num_classes, names)
+
+
+def _blurry_stream(
+    dataset: Dataset,
+    sizes: list[int],
+    order_seed: int | None,
+    task_order_seed: int | None,
+    disjoint: float,
+    blur: float,
+) -> Stream:
+    """Let tasks overlap (Si-Blurry, Moon et al., 2023): labels are given in the order in which classes first appear."""
+    check("disjoint", disjoint, at_least=0, at_most=1)
+    check("blur", blur, at_least=0, at_most=1)
+    groups = np.split(class_order(dataset.num_classes, order_seed), np.cumsum(sizes)[:-1])
+    groups = [groups[i] for i in class_order(len(groups), task_order_seed)]
+    home = np.empty(dataset.num_classes, dtype=np.int64)
+    for index, group in enumerate(groups):
+        home[group] = index
+    task_of = _spread_images(dataset.train, home, order_seed or 0, disjoint, blur)
+    first = np.full(dataset.num_classes, len(groups))
+    np.minimum.at(first, dataset.train.labels, task_of)
+    position = np.argsort(np.concatenate(groups))  # keeps the class order among those that appear together
+    order = np.lexsort((position, first))
+    label_of, stops = np.argsort(order), np.searchsorted(first[order], np.arange(len(groups)), side="right").tolist()
+    ranges = [range(start, stop) for start, stop in pairwise([0, *stops])]
+    train = dataset.train.with_labels(label_of[dataset.train.labels])
+    test = _of_each(dataset.test, label_of, ranges)
+    validation = None if dataset.validation is None else _of_each(dataset.validation, label_of, ranges)
+    tasks = []
+    for index, classes in enumerate(ranges):
+        own = None if validation is None else validation[index]
+        tasks.append(Task(index, f"task {index}", classes, train.select(task_of == index), test[index], own))
+    for task in tasks:
+        if len(task.train) == 0:
+            raise DataError(f"Task {task.index} of dataset {dataset.name!r} has no images; use fewer tasks.")
+    return Stream("blurry", tuple(tasks), dataset.num_classes, tuple(dataset.class_names[label] for label in order))
+
+
+def _spread_images(images: ImageSet, home: Indices, seed: int, disjoint: float, blur: float) -> Indices:
+    """Return the task of each image: that of its class, or any task for the blurred images of shared classes."""
+    rng = np.random.default_rng((seed, _BLUR))
+    shared = rng.permutation(len(home))[round(disjoint * len(home)) :]
+    task_of = home[images.labels]
+    for label in np.sort(shared):
+        positions = rng.permutation(np.flatnonzero(images.labels == label))
+        moved = positions[: round(blur * len(positions))]
+        task_of[moved] = rng.integers(home.max() + 1, size=len(moved))
+    return task_of
 
 
 def _even_split(num_classes: int) -> tuple[int, int]:
@@ -281,7 +343,7 @@ def _of_domain(images: ImageSet, domain: int, label_offset: int) -> ImageSet:
 
 
 def _require_every_class(dataset: Dataset, tasks: Sequence[Task]) -> None:
-    """Refuse a growing label space in which some label would have no training image."""
+    """Reject a growing label space in which some label would have no training image."""
     for task in tasks:
         missing = set(task.classes) - {label for label, _ in image_groups(task.train)}
         if missing:

@@ -1,12 +1,12 @@
 """Continual-learning methods: one file each, registered by itself."""
 
 from cflat._registry import import_modules
-from cflat.methods._base import Extract, Loss, Method, ParamGroup, Phase, StreamInfo
+from cflat.methods._base import Extract, Loss, Method, ParamGroup, Phase, Replay, Seen, StreamInfo
 from cflat.methods._catalog import MethodSpec, create_method, get_method_spec, list_methods, register_method
 
 __all__ = [
-    "Extract", "Loss", "Method", "MethodSpec", "ParamGroup", "Phase", "StreamInfo", "create_method",
-    "get_method_spec", "list_methods", "register_method",
+    "Extract", "Loss", "Method", "MethodSpec", "ParamGroup", "Phase", "Replay", "Seen", "StreamInfo",
+    "create_method", "get_method_spec", "list_methods", "register_method",
 ]  # fmt: skip
 
 import_modules(__name__, __path__)

@@ -7,17 +7,20 @@ times at perturbed weights, hence the split:
 - `Method.prepare` runs once per step, without gradients: everything that does not depend on the trained weights.
 - `Method.loss` is pure: called again on the same batch at the same weights it gives the same gradient, and it
   changes nothing.
+
+`Method.before_update` and `Method.after_step` run once per step, around the update of the base optimizer.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import reduce
 from operator import add
 from typing import Any, ClassVar, Protocol
 
+import numpy as np
 from torch import Tensor, nn
 
 from cflat.data import Batch, ImageSet, Task
@@ -42,6 +45,8 @@ class Loss:
     """A loss as the sum of its named parts."""
 
     parts: Mapping[str, Tensor]
+    outputs: Mapping[str, Tensor] = field(default_factory=dict)
+    """What `Method.after_step` wants to see of the step's first evaluation, detached, a row for each image."""
 
     @property
     def total(self) -> Tensor:
@@ -69,16 +74,56 @@ class ParamGroup:
     name: str = "all"
     weight_decay: float | None = None
     """None takes the run's setting."""
+    rho: float | None = None
+    """Radius of the perturbation; None takes the optimizer's, 0 trains without perturbing."""
+
+
+@dataclass(frozen=True)
+class Replay:
+    """Stored images that a step is to see besides its batch."""
+
+    images: ImageSet
+    extras: Mapping[str, Tensor] = field(default_factory=dict)
+    """What was stored with them, a row for each image; they are the extras of the loaded batch."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The batch of a step that is done: the images of all ranks, in order, the same on each rank."""
+
+    rows: Tensor
+    """Row of each image in its dataset split, int64, (B,)."""
+    labels: Tensor
+    """Labels of the stream, int64, (B,)."""
+    outputs: Mapping[str, Tensor] = field(default_factory=dict)
+    """`Loss.outputs` of the step's first evaluation."""
 
 
 class Extract(Protocol):
-    """Apply a function of images to a whole image set, in evaluation mode under the test transform.
+    """Apply a function to a whole image set, in evaluation mode under the test transform; given by the trainer.
 
-    Given to the methods by the trainer: ``extract(task.train, self.network.features)`` returns the features of all
-    images, in order.
+    ``extract(task.train, self.network.features)`` returns the features of all images, in order. With ``labels`` the
+    function gets images and labels; with ``gradients`` it may differentiate. Several ranks divide the images.
     """
 
-    def __call__(self, images: ImageSet, function: Callable[[Tensor], Tensor]) -> Tensor: ...
+    def __call__(
+        self, images: ImageSet, function: Callable[..., Tensor], *, labels: bool = False, gradients: bool = False
+    ) -> Tensor:
+        """Return the outputs, a row for each image."""
+
+    def sum(
+        self,
+        images: ImageSet,
+        function: Callable[..., Tensor],
+        *,
+        labels: bool = False,
+        gradients: bool = False,
+        batch_size: int | None = None,
+    ) -> Tensor:
+        """Return the sum of the outputs over all batches, for what is too large to keep for each image.
+
+        ``batch_size`` is the trainer's by default; 1 gives each image to the function by itself.
+        """
 
 
 class Method(nn.Module):
@@ -89,7 +134,7 @@ class Method(nn.Module):
 
     Attributes:
         network: The module that is trained; `loss` receives it back, possibly wrapped for several devices.
-        scores: Names of what `predict` returns, the headline first.
+        scores: Names of what `predict` returns, the headline first: the one that the method's paper reports.
     """
 
     scores: ClassVar[tuple[str, ...]] = ("logits",)
@@ -128,6 +173,13 @@ class Method(nn.Module):
         """Return what ``task`` is trained on; methods with a memory add their exemplars."""
         return task.train
 
+    def replay(self, num_images: int, rng: np.random.Generator) -> Sequence[Replay]:
+        """Return stored images to load for a step, in any number of sets with ``num_images`` each; by default none.
+
+        ``prepare`` and ``loss`` find them, augmented, in ``batch.replay``. ``rng`` depends on seed and step alone.
+        """
+        return ()
+
     def prepare(self, batch: Batch) -> Batch:
         """Add what `loss` needs and the trained weights do not change; called once per step, without gradients."""
         return batch
@@ -136,6 +188,20 @@ class Method(nn.Module):
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
         """Return the loss of a prepared batch; called several times per step, must be pure."""
         raise NotImplementedError
+
+    def before_update(self, batch: Batch) -> None:
+        """Edit the direction in ``.grad`` before the base optimizer applies it: the place of gradient surgery.
+
+        Called once per step, after all evaluations: the weights are the unperturbed ones, and gradients may be taken.
+        ``batch`` is the prepared one of this rank; all ranks must edit alike (`cflat.nn.ranks.sum_over_batch`).
+        """
+
+    def after_step(self, seen: Seen) -> None:
+        """Follow the weights or the images from step to step: importance, averaged teachers, reservoirs.
+
+        Called once per step, without gradients, after the update; ``.grad`` still holds the direction. What it changes
+        must be in parameters, buffers or `extra_state`, which every checkpoint holds.
+        """
 
     def finish_task(self, task: Task, extract: Extract) -> None:
         """Do what must happen after training, once: exemplars, class means, merging."""

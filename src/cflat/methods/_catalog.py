@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from cflat._registry import Registry
+from cflat._registry import Registry, require_known
 from cflat.data.stream import Scenario
 from cflat.methods._base import Method, StreamInfo
 from cflat.nn.backbone import Backbone
@@ -33,7 +33,20 @@ class MethodSpec:
     """Whether its answer to an image can depend on the test batch that it is in."""
     is_shardable: bool = True
     """Whether its network can be spread over ranks: it neither copies nor merges blocks."""
+    is_online: bool = False
+    """Whether it sees every batch once and can answer at any time: no statistics over a task, no phases of its own."""
     paper: str = ""
+
+    @property
+    def scores(self) -> tuple[str, ...]:
+        """Ways in which it answers, the headline first: the one that its paper reports."""
+        return self.cls.scores
+
+    def score(self, wanted: str | None) -> str:
+        """Return the score that the user asks for, or the headline; one that it does not have is an error."""
+        if wanted is not None:
+            require_known(f"score of {self.name}", wanted, self.scores)
+        return wanted or self.scores[0]
 
 
 METHODS: Registry[MethodSpec] = Registry("method")

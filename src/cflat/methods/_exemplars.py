@@ -14,26 +14,36 @@ from cflat.nn import NearestMeanHead
 
 
 @settings_class
-class MemoryConfig:
-    """Settings of the exemplar memory."""
+class BudgetConfig:
+    """Size of a memory."""
 
     memory_total: Count | None = None
     """Total number of exemplars, divided among the classes seen so far; mutually exclusive with memory_per_class."""
     memory_per_class: Count | None = None
     """Exemplars of each class; 20 if neither budget is given."""
-    selection: Literal["herding", "random"] = "herding"
-    """How exemplars are chosen."""
 
     def __post_init__(self) -> None:
         if self.memory_total is not None and self.memory_per_class is not None:
             raise ValueError("memory_total and memory_per_class exclude each other; set one of them to null.")
 
+    @property
+    def budget(self) -> tuple[int | None, int | None]:
+        """The total and the number per class, one of them None."""
+        is_open = self.memory_total is None and self.memory_per_class is None
+        return self.memory_total, 20 if is_open else self.memory_per_class
+
+
+@settings_class
+class MemoryConfig(BudgetConfig):
+    """Settings of the exemplar memory."""
+
+    selection: Literal["herding", "random"] = "herding"
+    """How exemplars are chosen."""
+
     def make_memory(self) -> ExemplarMemory:
         """Return an empty memory with this budget."""
-        per_class = self.memory_per_class
-        if self.memory_total is None and per_class is None:
-            per_class = 20
-        return ExemplarMemory(total=self.memory_total, per_class=per_class, selection=self.selection)
+        total, per_class = self.budget
+        return ExemplarMemory(total=total, per_class=per_class, selection=self.selection)
 
 
 class Rehearsal(Method):
@@ -42,7 +52,7 @@ class Rehearsal(Method):
     def __init__(self, config: MemoryConfig, info: StreamInfo) -> None:
         super().__init__(info)
         self.memory = config.make_memory()
-        # Refuse, before training, a memory without room for each class, and for each domain if they share labels.
+        # Reject, before training, a memory without room for each class, and for each domain if they share labels.
         total, per_class = self.memory.total, self.memory.per_class
         is_shared = info.scenario == "domain" and info.label_modulus is None
         least = (info.num_tasks or 1) if is_shared else 1
@@ -73,7 +83,7 @@ class Rehearsal(Method):
 
 
 class RehearsalWithMeans(Rehearsal):
-    """Classify by the network, or by the class means of the exemplars."""
+    """Classify by the network (the score ``cnn``), or by the class means of the exemplars (``nme``)."""
 
     scores = ("cnn", "nme")
     network: Any  # a module with ``features`` and a ``head`` on them

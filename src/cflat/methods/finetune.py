@@ -25,7 +25,8 @@ class FinetuneConfig:
     "finetune",
     config=FinetuneConfig,
     summary="train on each task in turn, without any measure against forgetting",
-    scenarios=("class", "task", "domain"),
+    scenarios=("class", "task", "domain", "blurry"),
+    is_online=True,
 )
 class Finetune(Method):
     """Cross-entropy on the present task; every weight is trained."""
@@ -34,6 +35,8 @@ class Finetune(Method):
 
     def __init__(self, config: FinetuneConfig, backbone: Backbone, info: StreamInfo) -> None:
         super().__init__(info)
+        if info.scenario == "blurry" and config.classes == "new":
+            raise ValueError("method.classes='new' needs tasks with classes of their own; blurry streams take 'seen'.")
         self.config = config
         self.network = Classifier(backbone)
         self.first_class = 0

@@ -6,12 +6,13 @@ and the distillation term carries no factor T^2.
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
 
 from cflat._settings import Positive, settings_class
 from cflat.data import Batch, Task
 from cflat.methods import Loss, StreamInfo, register_method
+from cflat.methods._distillation import distillation
 from cflat.methods._exemplars import MemoryConfig, RehearsalWithMeans
 from cflat.nn import Backbone, Classifier, NearestMeanHead, frozen_copy
 
@@ -36,6 +37,7 @@ class ICaRLConfig(MemoryConfig):
 class ICaRL(RehearsalWithMeans):
     """Fine-tune everything on new classes and exemplars while staying close to the previous network's logits."""
 
+    scores = ("nme", "cnn")
     network: Classifier
 
     def __init__(self, config: ICaRLConfig, backbone: Backbone, info: StreamInfo) -> None:
@@ -63,9 +65,3 @@ class ICaRL(RehearsalWithMeans):
         if "teacher" in batch.extras:
             parts["distil"] = distillation(logits, batch.extras["teacher"], self.config.temperature)
         return Loss(parts)
-
-
-def distillation(logits: Tensor, teacher: Tensor, temperature: float) -> Tensor:
-    """Return the cross-entropy between the softened teacher and the softened logits of the classes it knows."""
-    old = logits[:, : teacher.shape[1]]
-    return functional.cross_entropy(old / temperature, (teacher / temperature).softmax(dim=1))

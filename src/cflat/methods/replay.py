@@ -15,7 +15,7 @@ from cflat.nn import Backbone, Classifier
     "replay",
     config=MemoryConfig,
     summary="cross-entropy on new classes and exemplars",
-    scenarios=("class", "task", "domain"),
+    scenarios=("class", "task", "domain", "blurry"),
     needs_memory=True,
 )
 class Replay(Rehearsal):

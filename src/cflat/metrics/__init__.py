@@ -1,8 +1,9 @@
 """Metrics of a continual learner: everything that is said about accuracy follows from one matrix of counts."""
 
-from cflat.metrics.accuracy import HEADLINES, METRICS, AccuracyMatrix, Metric
+from cflat.metrics.accuracy import HEADLINES, METRICS, AccuracyMatrix, Metric, metric_title
 from cflat.metrics.paired import PairedDifference, Spread, paired_difference, spread
 
 __all__ = [
-    "HEADLINES", "METRICS", "AccuracyMatrix", "Metric", "PairedDifference", "Spread", "paired_difference", "spread",
+    "HEADLINES", "METRICS", "AccuracyMatrix", "Metric", "PairedDifference", "Spread", "metric_title",
+    "paired_difference", "spread",
 ]  # fmt: skip

@@ -7,7 +7,7 @@ Two different quantities are called "average accuracy" in the literature: the me
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -45,8 +45,28 @@ METRICS: dict[str, Metric] = {
         Metric(
             "backward_transfer", "Backward transfer", "mean over earlier tasks of accuracy now minus when just learned"
         ),
+        Metric(
+            "forward_transfer",
+            "Forward transfer",
+            "mean over later tasks of accuracy just before learning minus chance; streams whose tasks share labels",
+        ),
+        Metric(
+            "anytime", "Anytime", "mean accuracy on all tasks begun so far, measured at regular steps while training"
+        ),
     )
 }
+
+
+def metric_title(name: str) -> str:
+    """Return what a metric is called in tables; ``avg@nme`` is that of a certain score.
+
+    >>> metric_title("avg@nme")
+    'Avg, nme'
+    """
+    name, _, score = name.partition("@")
+    return f"{METRICS[name].title}, {score}" if score else METRICS[name].title
+
+
 HEADLINES = ("avg", "last", "forgetting")
 """The metrics that tables show."""
 
@@ -61,6 +81,9 @@ class AccuracyMatrix:
     Attributes:
         correct: int64 (stages, tasks): entry (t, i) counts right answers on task i after stage t; 0 where i > t.
         total: int64 (tasks,): test images of each task.
+        ahead: int64 (n,): right answers on task t + 1 after stage t, where unseen tasks can be answered; else empty.
+        anytime_counts: int64 (n, 2): right answers and test images of each evaluation while training; else empty.
+        chance: Accuracy of guessing, which forward transfer is measured from.
 
     >>> matrix = AccuracyMatrix.start([10, 30]).with_stage([9]).with_stage([6, 27])
     >>> matrix.stage_accuracy.tolist()
@@ -71,6 +94,9 @@ class AccuracyMatrix:
 
     correct: Counts
     total: Counts
+    ahead: Counts = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    anytime_counts: Counts = field(default_factory=lambda: np.zeros((0, 2), dtype=np.int64))
+    chance: float = 0.0
 
     def __post_init__(self) -> None:
         correct, total = (np.array(counts, dtype=np.int64) for counts in (self.correct, self.total))
@@ -83,24 +109,44 @@ class AccuracyMatrix:
             raise ValueError("correct must lie between 0 and the number of test images of the task.")
         if np.triu(correct, 1).any():
             raise ValueError("correct must be 0 for tasks that a stage has not seen.")
-        for name, counts in (("correct", correct), ("total", total)):
+        ahead = np.array(self.ahead, dtype=np.int64)
+        anytime = np.array(self.anytime_counts, dtype=np.int64).reshape(-1, 2)
+        if (
+            ahead.ndim != 1
+            or len(ahead) > len(correct)
+            or (ahead < 0).any()
+            or (ahead > total[1 : 1 + len(ahead)]).any()
+        ):
+            raise ValueError("ahead must count right answers on the task after each stage.")
+        if (anytime < 0).any() or (anytime[:, 0] > anytime[:, 1]).any():
+            raise ValueError("anytime_counts must be pairs of right answers and test images.")
+        named = {"correct": correct, "total": total, "ahead": ahead, "anytime_counts": anytime}
+        for name, counts in named.items():
             counts.flags.writeable = False
             object.__setattr__(self, name, counts)
 
     @classmethod
-    def start(cls, total: Sequence[int] | Counts) -> AccuracyMatrix:
+    def start(cls, total: Sequence[int] | Counts, chance: float = 0.0) -> AccuracyMatrix:
         """Return the matrix of a stream before its first task, from the test images of each task."""
-        return cls(np.zeros((0, len(total)), dtype=np.int64), np.asarray(total, dtype=np.int64))
+        return cls(np.zeros((0, len(total)), dtype=np.int64), np.asarray(total, dtype=np.int64), chance=chance)
 
-    def with_stage(self, correct: Sequence[int] | Counts) -> AccuracyMatrix:
-        """Return this matrix with one stage more, from the right answers on each task seen by then."""
+    def with_stage(self, correct: Sequence[int] | Counts, ahead: int | None = None) -> AccuracyMatrix:
+        """Return this matrix with one stage more, from the right answers on each task seen by then.
+
+        ``ahead`` are those on the next task, if it can be answered before it is learned.
+        """
         row = np.zeros(self.num_tasks, dtype=np.int64)
         if len(correct) != self.num_stages + 1:
             raise ValueError(
                 f"Stage {self.num_stages} has seen {self.num_stages + 1} tasks, got {len(correct)} counts."
             )
         row[: len(correct)] = correct
-        return AccuracyMatrix(np.vstack([self.correct, row]), self.total)
+        more = self.ahead if ahead is None else np.append(self.ahead, ahead)
+        return replace(self, correct=np.vstack([self.correct, row]), ahead=more)
+
+    def with_anytime(self, correct: int, total: int) -> AccuracyMatrix:
+        """Return this matrix with an evaluation while training."""
+        return replace(self, anytime_counts=np.vstack([self.anytime_counts, [correct, total]]))
 
     @property
     def num_tasks(self) -> int:
@@ -156,13 +202,29 @@ class AccuracyMatrix:
         num = self._num_earlier
         return _mean(self.per_task[:num] - np.diagonal(self.accuracy)[:num]) if num else 0.0
 
+    @property
+    def forward_transfer(self) -> float:
+        """Mean accuracy on tasks that are not learned yet, minus chance; NaN where they cannot be answered."""
+        return _mean(self.ahead / np.maximum(self.total[1 : 1 + len(self.ahead)], 1)) - self.chance
+
+    @property
+    def anytime(self) -> float:
+        """Mean accuracy of the evaluations while training; NaN without any."""
+        return _mean(self.anytime_counts[:, 0] / np.maximum(self.anytime_counts[:, 1], 1))
+
     def summary(self) -> dict[str, float]:
         """Return every number of `METRICS`."""
         return {name: getattr(self, name) for name in METRICS}
 
     def to_dict(self) -> dict[str, Any]:
         """Return the counts as plain lists, for JSON and checkpoints."""
-        return {"correct": self.correct.tolist(), "total": self.total.tolist()}
+        return {
+            "correct": self.correct.tolist(),
+            "total": self.total.tolist(),
+            "ahead": self.ahead.tolist(),
+            "anytime_counts": self.anytime_counts.tolist(),
+            "chance": self.chance,
+        }
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> AccuracyMatrix:
@@ -175,9 +237,10 @@ class AccuracyMatrix:
             total = np.array(values["total"])
             correct = np.array(values["correct"])
             correct = correct if correct.size else np.zeros((0, total.size), dtype=np.int64)
+            ahead, anytime = (np.array(values.get(key, ()), dtype=np.int64) for key in ("ahead", "anytime_counts"))
             if total.dtype.kind != "i" or correct.dtype.kind != "i":
                 raise ValueError("correct and total must hold whole numbers.")
-            return cls(correct, total)
+            return cls(correct, total, ahead, anytime, float(values.get("chance", 0.0)))
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise DataError(f"This is not an accuracy matrix: {error}") from error
 
@@ -188,7 +251,7 @@ class AccuracyMatrix:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, AccuracyMatrix):
             return NotImplemented
-        return np.array_equal(self.correct, other.correct) and np.array_equal(self.total, other.total)
+        return self.to_dict() == other.to_dict()
 
 
 def _mean(values: Fractions) -> float:

@@ -7,8 +7,8 @@ bare timm name changes its weights between timm versions.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -30,6 +30,8 @@ Family = Literal["vit", "resnet", "other"]
 
 _CIFAR: dict[str, Any] = {"image_size": 32, "mean": (0.5071, 0.4867, 0.4408), "std": (0.2675, 0.2565, 0.2761)}
 _HALF = (0.5, 0.5, 0.5)
+_RESNET: dict[str, Any] = {"zero_init_last": False}
+"""Residual branches start as in torchvision and PyCIL, not at zero as in timm."""
 
 
 class Backbone(nn.Module):
@@ -92,6 +94,8 @@ class BackboneSpec:
     """Name with its tag; empty for networks that are not in timm or have no published weights."""
     build: Callable[..., nn.Module] | None = None
     """Makes the model from image size, channels and drop-path rate when timm's factory does not."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """For timm's factory."""
     has_sizes: bool = False
     """Whether it also takes a width and a depth."""
     image_size: int = 224
@@ -136,7 +140,8 @@ def create_backbone(
     if sizes and not spec.has_sizes:
         raise ValueError(f"{' and '.join(sizes)} can be chosen for mlp only; {name} has its own.")
     if spec.build is None:
-        backbone = _from_timm(name, spec.timm_name, is_pretrained, image_size, num_channels, drop_path_rate)
+        options = {**spec.options, **({"drop_path_rate": drop_path_rate} if drop_path_rate else {})}
+        backbone = _from_timm(name, spec.timm_name, is_pretrained, image_size, num_channels, options)
     elif is_pretrained:
         raise ValueError(f"{name} has no published weights; leave weights out or give the path of a file.")
     else:
@@ -169,14 +174,16 @@ def list_backbones(pattern: str = "*") -> dict[str, str]:
 
 
 def _from_timm(
-    name: str, timm_name: str, pretrained: bool, image_size: int | None, num_channels: int, drop_path: float
+    name: str, timm_name: str, pretrained: bool, image_size: int | None, num_channels: int, options: dict[str, Any]
 ) -> Backbone:
-    config = timm.get_pretrained_cfg(timm_name)
+    try:
+        config = timm.get_pretrained_cfg(timm_name)
+    except RuntimeError as error:  # of an unknown tag
+        raise ValueError(f"timm {timm.__version__} has no model {timm_name!r}: {error}.") from error
     if config is None:
         raise ValueError(f"timm {timm.__version__} has no model {timm_name!r}; see timm.list_models().")
-    options: dict[str, Any] = {"drop_path_rate": drop_path} if drop_path else {}
     if image_size is not None and config.fixed_input_size:
-        options["img_size"] = image_size
+        options = {**options, "img_size": image_size}
     try:
         model = timm.create_model(timm_name, pretrained=pretrained, num_classes=0, in_chans=num_channels, **options)
     except OSError as error:
@@ -212,7 +219,8 @@ def _per_channel(values: tuple[float, ...], num_channels: int) -> tuple[float, .
 def _cifar_resnet(timm_name: str, image_size: int, num_channels: int, drop_path: float) -> nn.Module:
     """Swap the ImageNet stem, which would shrink 32x32 images to 8x8 before the first block."""
     del image_size  # fully convolutional
-    model: nn.Module = timm.create_model(timm_name, num_classes=0, in_chans=num_channels, drop_path_rate=drop_path)
+    options = {**_RESNET, "drop_path_rate": drop_path}
+    model: nn.Module = timm.create_model(timm_name, num_classes=0, in_chans=num_channels, **options)
     model.conv1 = nn.Conv2d(num_channels, 64, 3, padding=1, bias=False)
     nn.init.kaiming_normal_(model.conv1.weight, mode="fan_out", nonlinearity="relu")
     model.maxpool = nn.Identity()
@@ -270,7 +278,7 @@ for _name, _spec in {
     _BACKBONES.add(_name, _spec)
 for _depth in (18, 34):
     _name = f"resnet{_depth}"
-    _spec = BackboneSpec(f"ResNet-{_depth}, ImageNet stem", "resnet", timm_name=f"{_name}.tv_in1k")
+    _spec = BackboneSpec(f"ResNet-{_depth}, ImageNet stem", "resnet", timm_name=f"{_name}.tv_in1k", options=_RESNET)
     _BACKBONES.add(_name, _spec)
     _text = f"ResNet-{_depth}, 3x3 stem without pooling for 32x32 images"
     _BACKBONES.add(f"{_name}_cifar", BackboneSpec(_text, "resnet", build=partial(_cifar_resnet, _name), **_CIFAR))

@@ -145,7 +145,7 @@ def _attention(attention: Attention, tokens: Tensor, prefix: Prefix | None, num_
 
 
 def _plain(block: nn.Module) -> Any:  # a timm Block; its submodules are untyped
-    # Parallel, post-norm, gated and scale-normed variants compute something else: refuse, do not approximate.
+    # Parallel, post-norm, gated and scale-normed variants compute something else: reject, do not approximate.
     if isinstance(block, models.vision_transformer.Block) and type(block.attn) is layers.attention.Attention:
         extras = (getattr(block.attn, "gate", None), getattr(block.attn, "norm", None))
         if all(extra is None or isinstance(extra, nn.Identity) for extra in extras):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from cflat._errors import DataError
+from cflat._files import open_regular, require_unpacked
 from cflat._lazy import LazyModule
 
 models, layers = LazyModule("timm.models"), LazyModule("timm.layers")
@@ -16,6 +17,8 @@ models, layers = LazyModule("timm.models"), LazyModule("timm.layers")
 # Classifier parts under the names that timm and torchvision give them; a backbone has none of these.
 _HEAD_PREFIXES = ("head.", "head_dist.", "fc.", "classifier.", "pre_logits.")
 _NUM_NAMED = 3
+_WIDTHS = {192: "vit_tiny", 768: "vit_base", 1024: "vit_large"}
+"""Backbones by the width of their tokens."""
 
 
 def load_weights_(model: nn.Module, path: str | Path) -> None:
@@ -45,9 +48,11 @@ def load_weights_(model: nn.Module, path: str | Path) -> None:
         *_listed("of another shape", misshapen),
     ]
     if problems:
+        width = read["cls_token"].shape[-1] if "cls_token" in read and read["cls_token"].ndim else 0
+        likely = f", perhaps backbone.name={_WIDTHS[width]}" if width in _WIDTHS else ""
         raise DataError(
             f"The weights in {path} do not fit this backbone: {'; '.join(problems)}. "
-            "Choose the backbone that the file was made for."
+            f"Choose the backbone that the file was made for{likely}."
         )
     model.load_state_dict(given, strict=False)
 
@@ -56,7 +61,9 @@ def _read(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise DataError(f"No weights file at {path}. Give the path of a .safetensors file or a state dict.")
     try:
-        _require_unpacked(path)
+        with open_regular(path) as file:
+            if zipfile.is_zipfile(file):  # or of another kind, which torch and safetensors do not unpack
+                require_unpacked(file)
         state = models.load_state_dict(str(path), weights_only=True)
         tensors = {str(name): value for name, value in state.items() if isinstance(value, Tensor)}
     except Exception as error:  # a foreign file can be broken in more ways than can be listed
@@ -79,14 +86,6 @@ def _read(path: Path) -> dict[str, Tensor]:
     if tensors and all(name.startswith("model.") for name in tensors):
         tensors = {name.removeprefix("model."): value for name, value in tensors.items()}
     return tensors
-
-
-def _require_unpacked(path: Path) -> None:
-    """Refuse an archive whose members are compressed: torch packs none, and they could grow without limit."""
-    if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            if any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist()):
-                raise ValueError("it is packed, which torch.save never does")
 
 
 def _fit_positions(positions: Tensor, num_prefix_tokens: int, grid_size: list[int]) -> Tensor:

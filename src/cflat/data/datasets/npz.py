@@ -65,7 +65,7 @@ def load_features(source: Source) -> Dataset:
 
 
 def _load(path: Path, store: Callable[[npt.NDArray[np.generic], str], PixelStore]) -> Dataset:
-    arrays = _read_arrays(path)
+    arrays = read_arrays(path, REQUIRED, OPTIONAL)
     has_domains = "domain_train" in arrays
     if has_domains != ("domain_test" in arrays):
         raise DataError(f"{str(path)!r} has only one of domain_train and domain_test; give both or neither.")
@@ -76,15 +76,16 @@ def _load(path: Path, store: Callable[[npt.NDArray[np.generic], str], PixelStore
     return Dataset(path.stem, train, test, class_names, domain_names, split)
 
 
-def _read_arrays(path: Path) -> Arrays:
+def read_arrays(path: Path, required: Sequence[str], optional: Sequence[str] = ()) -> Arrays:
+    """Read arrays of an ``.npz`` file; a `DataError` says why one cannot be read, or should not be."""
     try:
         with open_regular(path) as file, zipfile.ZipFile(file) as archive:
             members = {member.filename.removesuffix(".npy"): member for member in archive.infolist()}
-            missing = [name for name in REQUIRED if name not in members]
+            missing = [name for name in required if name not in members]
             if missing:
                 found = ", ".join(sorted(members)) or "nothing"
                 raise DataError(f"{str(path)!r} lacks {', '.join(missing)}; it holds {shortened(found, 300)}.")
-            wanted = {name: members[name] for name in (*REQUIRED, *OPTIONAL) if name in members}
+            wanted = {name: members[name] for name in (*required, *optional) if name in members}
             _require_modest(path, list(wanted.values()))
             return {name: _read_member(archive, member, path) for name, member in wanted.items()}
     except DataError:
@@ -95,7 +96,7 @@ def _read_arrays(path: Path) -> Arrays:
 
 
 def _require_modest(path: Path, members: Sequence[zipfile.ZipInfo]) -> None:
-    """Refuse arrays that do not fit into memory, or that are next to nothing in the file: before one is unpacked."""
+    """Reject arrays that do not fit into memory, or that are next to nothing in the file: before one is unpacked."""
     for member in members:
         if member.file_size > max(BOMB_BYTES, BOMB_RATIO * member.compress_size):
             raise DataError(

@@ -1,4 +1,4 @@
-"""Named input recipes: which transform a backbone is trained and tested with."""
+"""Named inputs: which transform a backbone is trained and tested with."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 @dataclass(frozen=True)
-class Preset:
-    """One input recipe."""
+class InputKind:
+    """One way to make inputs of images."""
 
     name: str
     description: str
@@ -41,7 +41,7 @@ class Preset:
         last = self.normalization
         if last == "backbone":
             if mean is None or std is None:
-                raise ValueError(f"Preset {self.name!r} needs the mean and std of the backbone's data config.")
+                raise ValueError(f"Inputs {self.name!r} need the mean and std of the backbone's data config.")
             last = Normalize(tuple(mean), tuple(std))
         return Transform(stages if last == "none" else (*stages, last))
 
@@ -62,48 +62,48 @@ def _untouched(size: int) -> tuple[Stage, ...]:
     return ()
 
 
-PRESETS: Registry[Preset] = Registry("input preset")
-for _preset in (
-    Preset("paper", "inputs in [0, 1], large random crops and flips: the paper's setting", _pilot_train, _central),
-    Preset("pilot", "the same as paper; named after the PILOT toolbox", _pilot_train, _central),
-    Preset("timm", "as pilot, normalised as the backbone's weights expect", _pilot_train, _central, "backbone"),
-    Preset(
+INPUTS: Registry[InputKind] = Registry("kind of inputs")
+for _kind in (
+    InputKind("paper", "inputs in [0, 1], large random crops and flips: the paper's setting", _pilot_train, _central),
+    InputKind("pilot", "the same as paper; named after the PILOT toolbox", _pilot_train, _central),
+    InputKind("timm", "as pilot, normalised as the backbone's weights expect", _pilot_train, _central, "backbone"),
+    InputKind(
         "imagenet",
         "random crops from 8 % of the area, flips, ImageNet statistics: ResNets on photographs",
         lambda size: (RandomResizedCrop(size), Flip()),
         _central,
         Normalize(IMAGENET_MEAN, IMAGENET_STD),
     ),
-    Preset(
+    InputKind(
         "cifar",
         "padded crops, flips, brightness, CIFAR statistics: ResNets at 32 px",
         lambda size: (PaddedCrop(size, padding=max(1, size // 8)), Flip(), Brightness(63 / 255)),
         _whole,
         Normalize(CIFAR_MEAN, CIFAR_STD),
     ),
-    Preset("none", "inputs in [0, 1], resized if the size differs, no augmentation", _whole, _whole),
-    Preset("vectors", "vectors unchanged; the only recipe for features:PATH", _untouched, _untouched),
+    InputKind("none", "inputs in [0, 1], resized if the size differs, no augmentation", _whole, _whole),
+    InputKind("vectors", "vectors unchanged; the only kind for features:PATH", _untouched, _untouched),
 ):
-    PRESETS.add(_preset.name, _preset)
+    INPUTS.add(_kind.name, _kind)
 
 
 @checked
 def train_transform(
-    preset: str, image_size: Count, mean: Sequence[float] | None = None, std: Sequence[float] | None = None
+    kind: str, image_size: Count, mean: Sequence[float] | None = None, std: Sequence[float] | None = None
 ) -> Transform:
-    """Return the training transform of a preset.
+    """Return the training transform of a kind.
 
-    ``mean`` and ``std`` are of the backbone's data config, for presets that normalise with them.
+    ``mean`` and ``std`` are of the backbone's data config, for kinds that normalize with them.
 
     >>> train_transform("cifar", 32).num_draws
     4
     """
-    return PRESETS[preset].finish(PRESETS[preset].train(image_size), mean, std)
+    return INPUTS[kind].finish(INPUTS[kind].train(image_size), mean, std)
 
 
 @checked
 def eval_transform(
-    preset: str, image_size: Count, mean: Sequence[float] | None = None, std: Sequence[float] | None = None
+    kind: str, image_size: Count, mean: Sequence[float] | None = None, std: Sequence[float] | None = None
 ) -> Transform:
-    """Return the test transform of a preset; the arguments are those of `train_transform`."""
-    return PRESETS[preset].finish(PRESETS[preset].evaluate(image_size), mean, std)
+    """Return the test transform of a kind; the arguments are those of `train_transform`."""
+    return INPUTS[kind].finish(INPUTS[kind].evaluate(image_size), mean, std)

@@ -1,0 +1,66 @@
+"""Joint: train on all tasks seen so far together; the upper bound of the field.
+
+It keeps every image of the stream, so it is no continual learner. By default every task starts again from the same
+weights, so that stage t is what one long training on the first t tasks would give.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch import nn
+from torch.nn import functional
+
+from cflat._settings import settings_class
+from cflat.data import Batch, ImageSet, Task
+from cflat.methods import Extract, Loss, Method, StreamInfo, register_method
+from cflat.nn import Backbone, Classifier, LinearHead, frozen_copy
+
+
+@settings_class
+class JointConfig:
+    """Settings of joint training."""
+
+    start: Literal["same", "warm"] = "same"
+    """Weights at the start of a task: those of the first task, or those that the last one ended with."""
+
+
+@register_method(
+    "joint",
+    config=JointConfig,
+    summary="train on all tasks seen so far together; keeps all data",
+    scenarios=("class", "task", "domain", "blurry"),
+    is_shardable=False,
+)
+class Joint(Method):
+    """Cross-entropy over all seen classes, on every image seen so far."""
+
+    network: Classifier
+
+    def __init__(self, config: JointConfig, backbone: Backbone, info: StreamInfo) -> None:
+        super().__init__(info)
+        self.config = config
+        self.network = Classifier(backbone)
+        self.start = frozen_copy(backbone) if config.start == "same" else None
+        self.seen: list[ImageSet] = []
+
+    def grow(self, task: Task) -> None:
+        """Add outputs for the new classes, and remember the images: a restored run comes here for every task."""
+        self.seen.append(task.train)
+        self.network.head.grow(task.classes.stop - self.network.head.num_classes)
+
+    def start_task(self, task: Task, extract: Extract) -> None:
+        """Go back to the weights of the first task, with a new head."""
+        if self.start is None or task.index == 0:
+            return
+        self.network.backbone.load_state_dict(self.start.state_dict())
+        head = self.network.head
+        head.load_state_dict(LinearHead(head.feature_dim, head.num_classes).state_dict())
+
+    def train_images(self, task: Task) -> ImageSet:
+        """Return every image seen so far."""
+        return ImageSet.concat(self.seen)
+
+    def loss(self, model: nn.Module, batch: Batch) -> Loss:
+        """Classify among all seen classes."""
+        return Loss({"classify": functional.cross_entropy(model(batch.images), batch.labels)})

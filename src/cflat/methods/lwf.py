@@ -1,0 +1,87 @@
+"""LwF: learn the new classes while the outputs for the old ones stay (Li & Hoiem, 2016).
+
+The paper has one head per task and sums a distillation term over the old ones; PyCIL and others distil all old classes
+by one softmax and give the term three times the weight.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from cflat._settings import NotNegative, Positive, settings_class
+from cflat.data import Batch, Task
+from cflat.methods import Loss, Method, StreamInfo, register_method
+from cflat.methods._distillation import distillation
+from cflat.nn import Backbone, Classifier, frozen_copy
+
+WEIGHTS = {"toolbox": 3.0, "paper": 1.0}
+"""Of the distillation term, by the way it is computed."""
+
+
+@settings_class
+class LwFConfig:
+    """Settings of LwF."""
+
+    temperature: Positive = 2.0
+    """Distillation temperature for old and new logits; above 0."""
+    weighting: Literal["toolbox", "paper"] = "toolbox"
+    """Distillation by one softmax over all old classes, or by one for each old task, summed."""
+    weight: NotNegative | None = None
+    """Weight of the distillation term; None: 3 for toolbox, 1 for paper."""
+
+
+@register_method(
+    "lwf",
+    config=LwFConfig,
+    summary="distillation from the previous network, no exemplars",
+    scenarios=("class", "task", "domain"),
+    is_shardable=False,
+    paper="Learning without Forgetting (2016)",
+)
+class LwF(Method):
+    """Cross-entropy among the classes of the task, distillation for those before it."""
+
+    network: Classifier
+
+    def __init__(self, config: LwFConfig, backbone: Backbone, info: StreamInfo) -> None:
+        super().__init__(info)
+        self.config = config
+        self.weight = WEIGHTS[config.weighting] if config.weight is None else config.weight
+        self.network = Classifier(backbone)
+        self.teacher: Classifier | None = None
+        self.classes = range(0)
+        self.old: list[range] = []
+
+    def grow(self, task: Task) -> None:
+        """Keep the previous network as teacher and add outputs for the new classes."""
+        if task.index > 0:
+            self.teacher = None  # a teacher must not contain its own teacher's copy
+            self.teacher = frozen_copy(self.network)
+            if self.classes not in self.old:  # domains share their classes, and one head
+                self.old.append(self.classes)
+        self.classes = task.classes
+        self.network.head.grow(task.classes.stop - self.network.head.num_classes)
+
+    def prepare(self, batch: Batch) -> Batch:
+        """Add the teacher's logits: they depend on no trained weight."""
+        return batch if self.teacher is None else batch.with_(teacher=self.teacher(batch.images))
+
+    def loss(self, model: nn.Module, batch: Batch) -> Loss:
+        """Classify among the classes of the task and keep the logits of the old ones."""
+        logits = model(batch.images)
+        own = logits[:, self.classes.start : self.classes.stop]
+        parts = {"classify": functional.cross_entropy(own, batch.labels - self.classes.start)}
+        if "teacher" in batch.extras:
+            parts["distil"] = self.weight * self._distil(logits, batch.extras["teacher"])
+        return Loss(parts)
+
+    def _distil(self, logits: Tensor, teacher: Tensor) -> Tensor:
+        heads = [range(teacher.shape[1])] if self.config.weighting == "toolbox" else self.old
+        terms = [
+            distillation(logits[:, old.start : old.stop], teacher[:, old.start : old.stop], self.config.temperature)
+            for old in heads
+        ]
+        return sum(terms[1:], start=terms[0])
