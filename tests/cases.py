@@ -39,7 +39,7 @@ class Case:
         return self.id
 
 
-_PRINTED = {"rho": 0.1, "lam": 0.2, "beta": 0.8, "k": 3, "k_growth": 4.0, "threshold": 0.2, "rules": "paper"}
+_TURBO = {"rho": 0.1, "lam": 0.2, "beta": 0.8, "k": 3, "k_growth": 4.0, "threshold": 0.2}
 
 _LISTED = (
     Case("none", "none"),
@@ -52,18 +52,26 @@ _LISTED = (
     Case("ae_sam", "ae_sam", {"rho": 0.1, "total_steps": 120}),
     Case("friendly_sam", "friendly_sam", {"rho": 0.1, "sigma": 1.0, "decay": 0.9}),
     Case("msam", "msam", {"rho": 0.2, "momentum": 0.9}),
+    Case("vasso", "vasso", {"rho": 0.1, "theta": 0.4}),
+    Case("async_sam", "async_sam", {"rho": 0.1}),
+    Case("random_sam", "random_sam", {"rho": 0.2, "seed": 3}),
     Case("c_flat", "c_flat", {"rho": 0.1, "lam": 0.2}),
     Case(
         "c_flat_plus",
         "c_flat_plus",
         {"rho": 0.1, "lam": 0.2, "amplitude": 3.0, "steepness": 0.3, "midpoint": 8.0, "gain": 0.8},
     ),
-    Case("c_flat_turbo", "c_flat_turbo", {"rho": 0.1, "lam": 0.2, "evaluations": 1.6}),
+    Case("c_flat_turbo", "c_flat_turbo", _TURBO),
+    Case("c_flat_forecast", "c_flat_forecast", {"rho": 0.1, "lam": 0.2, "evaluations": 1.6}),
 )
 _OTHERS = sorted(set(cflat.list_optimizers()) - {row.name for row in _LISTED})
 
 OPTIMIZERS = (*_LISTED, *(Case(name, name) for name in _OTHERS))
-"""The base alone and the twelve optimizers, one row each; a new one is here by itself, with its defaults."""
+"""The base alone and the sixteen optimizers, one row each; a new one is here by itself, with its defaults."""
+
+
+AWAY = ("msam", "async_sam", "random_sam")
+"""Those whose only evaluation is not at theta."""
 
 
 def case(name: str) -> Case:
@@ -71,44 +79,38 @@ def case(name: str) -> Case:
     return next(row for row in OPTIMIZERS if row.name == name)
 
 
-ADAPTIVE = case("c_flat_turbo")
-"""Turbo as it is by default, with a budget that makes it refresh more often."""
-TURBO = Case("c_flat_turbo-paper", "c_flat_turbo", _PRINTED)
-"""Turbo as printed."""
+TURBO = case("c_flat_turbo")
+FORECAST = case("c_flat_forecast")
 
-PRINTED_VARIANTS = (
-    TURBO,
-    TURBO.but("-steady", rules="steady"),
+TURBO_VARIANTS = (
+    TURBO.but("-calibrated", reading="calibrated"),
     TURBO.but("-reuse", trigger=False, schedule=False),
-    TURBO.but("-reuse-steady", trigger=False, schedule=False, rules="steady"),
+    TURBO.but("-consistent", reading="consistent"),
+    TURBO.but("-reuse-consistent", trigger=False, schedule=False, reading="consistent", rho_fd=0.02),
+    TURBO.but("-reuse-calibrated", trigger=False, schedule=False, reading="calibrated"),
     TURBO.but("-schedule", trigger=False),
     TURBO.but("-rho_fd", trigger=False, rho_fd=0.02),
-    TURBO.but("-rho_fd-steady", rho_fd=0.02, rules="steady"),
+    TURBO.but("-rho_fd-calibrated", rho_fd=0.02, reading="calibrated"),
+    TURBO.but("-ema", trigger=False, cache_decay=0.6),
+    TURBO.but("-ema-calibrated", cache_decay=0.3, reading="calibrated"),
 )
-"""The ablation rows of Turbo under both readings of its open points."""
+"""The ablation rows of Turbo under all readings of its open points."""
 
-_MEASURED = Case("c_flat_turbo-measured", "c_flat_turbo", {"rho": 0.1, "lam": 0.2, "rules": "measured"})
-
-MEASURED_VARIANTS = (
-    _MEASURED.but("", k=3, k_growth=4.0),
-    _MEASURED.but("-budget", evaluations=1.8),
-    _MEASURED.but("-rho_fd", k=2, schedule=False, rho_fd=0.02),
-    _MEASURED.but("-adaptive-k", rules="adaptive", k=2, k_growth=3.0),
-    _MEASURED.but("-adaptive-rich", rules="adaptive", evaluations=2.7),
-    _MEASURED.but("-adaptive-default", rules="adaptive", rho=0.05),
-    _MEASURED.but("-adaptive-still", rules="adaptive", ahead=0.0),
-    _MEASURED.but("-ahead", k=3, k_growth=4.0, ahead=2.5),
+FORECAST_VARIANTS = (
+    FORECAST.but("-poor", evaluations=1.2),
+    FORECAST.but("-rich", evaluations=2.7),
+    FORECAST.but("-default", evaluations=1.3, rho=0.05),
+    FORECAST.but("-rho_fd", rho_fd=0.02, lam=0.7),
 )
-"""The measured rule of turbo.md, and the default under other intervals and budgets."""
-
-TURBO_VARIANTS = (*PRINTED_VARIANTS, *MEASURED_VARIANTS)
 
 VARIANTS = (
     case("c_flat").but("-rho_fd", rho_fd=0.02),
     case("c_flat_plus").but("-rho_fd", rho_fd=0.02),
     case("ae_sam").but("-constant", total_steps=None),
     case("gam").but("-betas", betas=(0.5, -0.3, 0.7)),
+    case("random_sam").but("-growing", total_steps=15),
     *TURBO_VARIANTS,
+    *FORECAST_VARIANTS,
 )
 """Further settings of the same optimizers that change their formula."""
 
@@ -230,7 +232,11 @@ def _groups(model: nn.Module) -> Optimizer:
     return torch.optim.SGD(groups, lr=0.1, momentum=0.9, weight_decay=5e-3)
 
 
-BASES: Mapping[str, Callable[[nn.Module], Optimizer]] = {"sgd": _sgd, "adam": _adam, "groups": _groups}
+def _qhm(model: nn.Module) -> Optimizer:
+    return cflat.QHM(model.parameters(), lr=0.3, momentum=0.9, nu=0.7, weight_decay=5e-3)
+
+
+BASES: Mapping[str, Callable[[nn.Module], Optimizer]] = {"sgd": _sgd, "adam": _adam, "groups": _groups, "qhm": _qhm}
 """Base optimizers by name, each made for a model."""
 
 

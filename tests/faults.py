@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim import Optimizer
 
 import cflat
-from cases import MEASURED_VARIANTS, OPTIMIZERS, TURBO, TURBO_VARIANTS, Case
+from cases import BASES, OPTIMIZERS, TURBO_VARIANTS, Case
 
-EVERY = (*OPTIMIZERS, TURBO, TURBO_VARIANTS[1], TURBO_VARIANTS[3], MEASURED_VARIANTS[0])
-"""All optimizers, and Turbo with both readings of its open points."""
+EVERY = (*OPTIMIZERS, *TURBO_VARIANTS[:3], TURBO_VARIANTS[-1])
+"""All optimizers, and Turbo with all readings of its open points."""
 
 DOORS = ("step", "with", "bare")
 
@@ -45,10 +46,12 @@ def batch_of(step: int, size: int = 8, dtype: torch.dtype = torch.float32) -> tu
 class Run:
     """A network in training: the same for the same case, whatever happened before."""
 
-    def __init__(self, case: Case, lr: float = 0.1, guarded: bool = True, **settings: Any) -> None:
+    def __init__(self, case: Case, lr: float = 0.1, guarded: bool = True, base: str = "", **settings: Any) -> None:
         torch.manual_seed(7)
         self.model = Net()
-        self.base = torch.optim.SGD(self.model.parameters(), lr=lr, momentum=0.9, weight_decay=1e-2)
+        self.base: Optimizer = torch.optim.SGD(self.model.parameters(), lr=lr, momentum=0.9, weight_decay=1e-2)
+        if base:
+            self.base = BASES[base](self.model)
         self.optimizer = case.make(self.base, model=self.model if guarded else None, **settings)
 
     def closure(self, step: int) -> Callable[[], Tensor]:

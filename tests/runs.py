@@ -10,10 +10,12 @@ import torch
 from cflat.data import Stream, build_stream, eval_transform, load_dataset, train_transform
 from cflat.methods import Method, StreamInfo, create_method, get_method_spec
 from cflat.nn.backbone import create_backbone
+from cflat.optim import Telemetry
 from cflat.runs.folder import RunFolder, RunSummary
 from cflat.runs.run import run
 from cflat.train import (
     BaseSettings,
+    Cost,
     EpochRecord,
     Inputs,
     Observer,
@@ -21,8 +23,8 @@ from cflat.train import (
     RunResult,
     Runtime,
     RuntimeSettings,
+    Trainer,
     TrainSettings,
-    run_stream,
 )
 
 IMAGE_SIZE = 8
@@ -61,7 +63,7 @@ def resume(out: Path) -> RunSummary:
     return run(RunFolder(out).load_config(), out, resume=True)
 
 
-def tiny_run(
+def tiny_trainer(
     method: Method,
     stream: Stream,
     *,
@@ -69,14 +71,14 @@ def tiny_run(
     settings: dict | None = None,
     epochs: int = 2,
     folder: Path | None = None,
-    resume: bool = False,
     observer: Observer | None = None,
     checkpoint_minutes: float = 10.0,
     should_stop=lambda: False,
     check_purity: bool = False,
     base: BaseSettings | None = None,
-) -> RunResult:
-    return run_stream(
+    choice: OptimizerChoice | None = None,
+) -> Trainer:
+    return Trainer(
         method,
         stream,
         base=base or BaseSettings(lr=0.05, weight_decay=1e-4, schedule="cosine"),
@@ -84,17 +86,37 @@ def tiny_run(
             epochs=epochs, batch_size=16, checkpoint_minutes=checkpoint_minutes, check_purity=check_purity
         ),
         runtime=cpu(),
-        optimizer=OptimizerChoice(optimizer, settings or {}),
+        optimizer=choice or OptimizerChoice(optimizer, settings or {}),
         inputs=tiny_inputs(),
         seed=3,
         folder=folder,
-        resume=resume,
-        observer=observer,
+        observer=observer or Observer(),
         should_stop=should_stop,
     )
 
 
+def tiny_run(method: Method, stream: Stream, *, resume: bool = False, **options) -> RunResult:
+    return tiny_trainer(method, stream, **options).run(resume=resume)
+
+
 def an_epoch(**values) -> EpochRecord:
     """Return the record of an epoch in which nothing much happened."""
-    counters = {"steps": 4, "evaluations": 8, "sharpness": {}, "flatness": {}, "cache_age": {}}
-    return EpochRecord(**{"task": 0, "phase": "train", "epoch": 0, "loss": 1.0, **counters, **values})
+    telemetry = Telemetry(steps=4, evaluations=8)
+    return EpochRecord(**{"task": 0, "phase": "train", "epoch": 0, "loss": 1.0, "telemetry": telemetry, **values})
+
+
+A_COST = Cost(
+    steps=6,
+    images=96,
+    images_per_second=30.0,
+    evaluations=24,
+    evaluations_per_step=4.0,
+    evaluations_by_kind={"sharpness.refreshed": 6},
+    nonfinite_steps=0,
+    step_seconds=0.1,
+    data_seconds=0.01,
+    peak_memory_bytes=1,
+    trainable_parameters=2,
+    flops=3.0,
+)
+"""What a short run may cost."""

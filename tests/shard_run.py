@@ -21,9 +21,9 @@ from cflat.train import (
     OptimizerChoice,
     Runtime,
     RuntimeSettings,
+    Trainer,
     TrainingInterrupted,
     TrainSettings,
-    run_stream,
 )
 from cflat.train.shards import whole
 from runs import IMAGE_SIZE, tiny_inputs, tiny_stream
@@ -31,6 +31,7 @@ from runs import IMAGE_SIZE, tiny_inputs, tiny_stream
 CASES = {
     "finetune": ("finetune", "none", {}, {}),
     "finetune-turbo": ("finetune", "c_flat_turbo", {}, {}),
+    "finetune-averaged": ("finetune", "c_flat", {}, {}),
     "replay": ("replay", "c_flat", {"memory_per_class": 2}, {"accumulate": 3}),
     "simplecil": ("simplecil", "none", {}, {}),
     "ease": ("ease", "c_flat_turbo", {"dropout": 0.0}, {}),
@@ -84,10 +85,10 @@ def learn(case: str, runtime: Runtime, folder: Path | None = None, stop_after: i
     """Train two tasks of 9 images, the last step of which has three, and return all that was learned."""
     _, optimizer, _, train = CASES[case]
     method, sizes, asked = make(case), Sizes(), iter(range(10_000))
-    result = run_stream(
+    result = Trainer(
         method,
         STREAM,
-        base=BaseSettings(lr=0.02, weight_decay=1e-4),
+        base=BaseSettings(lr=0.02, weight_decay=1e-4, ema=0.8 if case.endswith("-averaged") else None),
         train=TrainSettings(epochs=1, batch_size=2 if train else 6, eval_batch_size=7, **train),
         runtime=runtime,
         optimizer=OptimizerChoice(optimizer, {"rho": 0.05} if optimizer != "none" else {}),
@@ -95,9 +96,8 @@ def learn(case: str, runtime: Runtime, folder: Path | None = None, stop_after: i
         seed=3,
         observer=sizes,
         folder=folder,
-        resume=folder is not None,
         should_stop=lambda: stop_after is not None and next(asked) >= stop_after,
-    )
+    ).run(resume=folder is not None)
     return {
         "state": whole(method.state_dict(), keeps=True),
         "extra": method.extra_state(),
@@ -131,7 +131,7 @@ def main(out: str, *cases: str) -> None:
     torch.set_default_dtype(torch.float64)
     runtime = Runtime(RuntimeSettings(accelerator="cpu", strategy="fsdp"))
     results = {case: learn(case, runtime) for case in cases}
-    for case in set(cases) & {"finetune-turbo"}:
+    for case in [case for case in cases if case in ("finetune-turbo", "finetune-averaged")]:  # alike on all ranks
         folder = Path(out).parent / f"resumed-{case}"
         folder.mkdir(exist_ok=True)
         results[f"resumed-{case}"] = stop_and_go_on(case, runtime, folder)

@@ -17,7 +17,9 @@ MODULES = [
     for room in ("optim", "methods")
     for path in sorted((ROOT / room).glob("[!_]*.py"))
 ]
-FILES = [param for param in MODULES if param.values[0].stem not in SHARED]
+BASES = ("qhm",)
+"""Base optimizers: they are wrapped, and not in the table of wrappers."""
+FILES = [param for param in MODULES if param.values[0].stem not in (*SHARED, *BASES)]
 
 
 def imported(path: Path) -> set[str]:
@@ -31,7 +33,7 @@ def imported(path: Path) -> set[str]:
 
 @pytest.mark.parametrize("path", MODULES)
 def test_optimizers_and_methods_know_nothing_of_each_other(path: Path) -> None:
-    allowed = set() if path.stem in SHARED else set(SHARED)
+    allowed = set() if path.stem in SHARED else {*SHARED, *BASES}
     assert {name for name in imported(path) if not name.startswith("_")} <= allowed
 
 
@@ -40,3 +42,10 @@ def test_every_file_registers_what_it_is_named_after(path: Path) -> None:
     from cflat.methods import list_methods
 
     assert {"plain": "none"}.get(path.stem, path.stem) in [*cflat.list_optimizers(), *list_methods()]
+
+
+def test_a_name_of_a_module_means_one_thing() -> None:
+    """A command is called like what it runs, and two packages have a base and a catalog; all other names are unique."""
+    commands, alike = ROOT / "cli" / "commands", {"__init__", "_base", "_catalog"}
+    names = [path.stem for path in ROOT.rglob("*.py") if path.parent != commands and path.stem not in alike]
+    assert sorted({name for name in names if names.count(name) > 1}) == []

@@ -99,17 +99,67 @@ def test_the_makefile_installs_what_the_extra_names():
     assert f"DOCS := {' '.join(repr(name) for name in extra)}\n" in (ROOT / "Makefile").read_text()
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/data.md"])
-def test_tables_are_those_of_the_registries_and_results(name):
-    tools = runpy.run_path(str(ROOT / "tools" / "tables.py"))
+@pytest.fixture(scope="module")
+def tools():
+    return runpy.run_path(str(ROOT / "tools" / "tables.py"))
+
+
+@pytest.mark.parametrize(
+    "name", ["README.md", "docs/data.md", "docs/results/README.md", "docs/optimizers/index.md", "docs/methods/index.md"]
+)
+def test_tables_are_those_of_the_registries_and_results(name, tools):
     text = (ROOT / name).read_text()
-    assert set(re.findall(r"<!-- begin: (\w+) -->", text)) & tools["TABLES"].keys()
+    assert set(re.findall(r"<!-- begin: (\w+) -->", text)) & {*tools["TABLES"], "study"}
     assert tools["rewritten"](text) == text, "run: make tables"
     tables = re.findall(r"<!-- begin: \w+ -->\n(.*?)<!-- end", text, flags=re.S)
-    assert all(len(set(lines)) == len(lines) for lines in (table.splitlines() for table in tables)), "a row twice"
+    rows = [[line for line in table.splitlines() if line.startswith("|")] for table in tables]
+    assert all(len(set(lines)) == len(lines) for lines in rows), "a row twice"
 
 
 def test_readme_names_both_commands():
     text = (ROOT / "README.md").read_text()
     assert "make demo" in text
     assert "make test" in text
+
+
+def test_readme_fits_on_two_screens():
+    text = re.sub(r"^```.*?^```", "", (ROOT / "README.md").read_text(), flags=re.M | re.S)
+    assert len(text.split()) <= 1300
+
+
+def test_readme_names_everything_that_is_registered():
+    text = (ROOT / "README.md").read_text()
+    missing = [name for name in (*cflat.list_optimizers(), *list_methods()) if f"`{name}`" not in text]
+    assert not missing
+
+
+def test_the_loop_of_the_readme_prints_what_it_shows(capsys):
+    code, shown = re.search(
+        r"^```python\n(.*?)^# (loss .*?)$\n^```", (ROOT / "README.md").read_text(), re.M | re.S
+    ).groups()
+    exec(compile(code, "README.md", "exec"), {"__name__": "readme"})
+    ours, theirs = (list(map(float, re.findall(r"[\d.]+", line))) for line in (capsys.readouterr().out, shown))
+    assert ours == pytest.approx(theirs, rel=0.2)  # builds of torch draw and sum differently
+
+
+FIGURES = runpy.run_path(str(ROOT / "tools" / "figures.py"))
+
+
+@pytest.mark.parametrize("name", FIGURES["FIGURES"])
+def test_figures_are_drawn_from_what_is_there_now(name):
+    import json
+
+    assert (FIGURES["FOLDER"] / name).is_file(), "run: make figures"
+    assert json.loads(FIGURES["SOURCES"].read_text()).get(name) == FIGURES["source_hash"](name), "run: make figures"
+
+
+def test_every_picture_of_the_documents_is_made_by_a_command():
+    pages = [ROOT / "README.md", *(path for path in (ROOT / "docs").rglob("*.md") if "results" not in path.parts)]
+    shown = {
+        Path(name).as_posix()
+        for page in pages
+        for name in re.findall(r"figures/([\w/.-]+\.(?:svg|png))", page.read_text())
+    }
+    assert shown <= set(FIGURES["FIGURES"])
+    stored = {path.relative_to(FIGURES["FOLDER"]).as_posix() for path in FIGURES["FOLDER"].rglob("*.[sp][vn]g")}
+    assert stored == set(FIGURES["FIGURES"])

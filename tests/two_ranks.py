@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
+from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from cases import BASES, CONV, MLP, Case, case, closure_of, flat_weights, loss_of, train
@@ -26,10 +27,10 @@ def share_of(step: int, rank: int):
     return inputs[rank::2], labels[rank::2]
 
 
-def train_ddp(row: Case, rank: int, num_steps: int, options: StepOptions | None = None, **ddp: Any):
+def train_ddp(row: Case, rank: int, num_steps: int, options: StepOptions | None = None, base: str = "sgd", **ddp: Any):
     """Train a replica; return its weights and the evaluations of each step."""
     model = DistributedDataParallel(MLP.model(), **ddp)
-    optimizer = row.make(BASES["sgd"](model), model=model, **({} if options is None else {"options": options}))
+    optimizer = row.make(BASES[base](model), model=model, **({} if options is None else {"options": options}))
     counts = []
     for step in range(num_steps):
         log: list[float] = []
@@ -75,20 +76,60 @@ def poison_one_rank(row: Case, rank: int, perturbation: str):
     return weights, skipped, flat_weights(model)
 
 
-def train_sharded(row: Case, rank: int):
+def train_sharded(row: Case, rank: int, base: str = "sgd"):
     """Train with FSDP2: parameters and gradients are DTensors, of which each rank holds a half."""
     model = MLP.model()
     for layer in model:
         if isinstance(layer, nn.Linear):
             fully_shard(layer)
     fully_shard(model)
-    optimizer = row.make(BASES["sgd"](model), model=model)
+    optimizer = row.make(BASES[base](model), model=model)
     assert all(isinstance(param, DTensor) for param in model.parameters())
     log: list[float] = []
     for step in range(SHORT):
         optimizer.step(closure_of(model, share_of(step, rank), log))
     weights = torch.cat([param.full_tensor().detach().reshape(-1) for param in model.parameters()])
     return weights, len(log), optimizer.telemetry.last
+
+
+class Heads(nn.Module):
+    """A body with heads of equal and of other sizes, of which a forward pass uses one; one is never used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Linear(6, 8)
+        self.heads = nn.ModuleList([nn.Linear(8, 3), nn.Linear(8, 3), nn.Linear(8, 3, bias=False), nn.Linear(8, 3)])
+        self.double()
+
+    def forward(self, inputs: torch.Tensor, head: int) -> torch.Tensor:
+        return self.heads[head](torch.tanh(self.body(inputs)))
+
+
+def train_heads(row: Case, rank: int):
+    """Train with local perturbations where each rank uses another head in each step."""
+    net = Heads()
+    model = DistributedDataParallel(net)
+    base = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-3)
+    optimizer = row.make(base, model=model, options=StepOptions(perturbation="local"))
+    for step in range(SHORT):
+        inputs, labels = share_of(step, rank)
+        optimizer.step(
+            lambda x=inputs, y=labels, h=(step + rank) % 3: functional.cross_entropy(model(x, h), y).backward()
+        )
+    return flat_weights(net), torch.equal(net.heads[3].weight, Heads().heads[3].weight), optimizer.telemetry.evaluations
+
+
+def train_heads_once(rank: int) -> torch.Tensor:
+    """Take one plain step with local gradients: the mean over ranks, with zeros where a head was not used."""
+    net = Heads()
+    model = DistributedDataParallel(net)
+    optimizer = case("none").make(
+        torch.optim.SGD(model.parameters(), lr=0.1), model=model, options=StepOptions(perturbation="local")
+    )
+    inputs, labels = share_of(0, rank)
+    optimizer.step(lambda: functional.cross_entropy(model(inputs, rank), labels).backward())
+    return flat_weights(net)
 
 
 def train_convolution(row: Case) -> torch.Tensor:
@@ -107,11 +148,15 @@ def run(rank: int) -> dict[str, Any]:
             "bucket_view": train_ddp(row, rank, SHORT, gradient_as_bucket_view=True),
             "local": train_ddp(row, rank, SHORT, StepOptions(perturbation="local")),
             "clipped": train_ddp(row, rank, SHORT, StepOptions(perturbation="local", max_norm=0.1, clip="each")),
+            "heads": train_heads(row, rank),
             "alone": train_alone(row, rank),
             "unwrapped": train_convolution(row),
             "poisoned": [poison_one_rank(row, rank, kind) for kind in ("synced", "local")],
             "sharded": train_sharded(row, rank),
+            "ddp_qhm": train_ddp(row, rank, SHORT, base="qhm"),
+            "sharded_qhm": train_sharded(row, rank, "qhm"),
         }
+    results["heads_step"] = train_heads_once(rank)
     results["local_step"] = train_ddp(case("sam"), rank, 1, StepOptions(perturbation="local"))[0]
     return results
 

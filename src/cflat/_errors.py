@@ -43,7 +43,7 @@ class DataError(CFlatError):
 
 
 class OtherRankFailed(CFlatError):
-    """Another of the processes that train together cannot go on, and has said why."""
+    """Another of the processes that train together cannot continue, and has reported why."""
 
 
 class RankLost(CFlatError):

@@ -10,12 +10,13 @@ import math
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from cflat._errors import DataError
+from cflat._errors import CFlatError, DataError, shortened
 
 MAX_TEXT_BYTES = 256 << 20
 """No text that a run reads or leaves is larger; more is a mistake, or would not fit into memory once it is parsed."""
@@ -25,11 +26,70 @@ _LEFTOVER = re.compile(r"\..+\.(\d+)\.tmp|.+\.tmp-(\d+)", re.ASCII)
 
 def open_regular(path: Path) -> BinaryIO:
     """Open a regular file for reading; all else, such as a pipe, could block for ever and raises an ``OSError``."""
-    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    return os.fdopen(_open(path, os.O_RDONLY), "rb")
+
+
+def open_in_place(path: Path) -> int:
+    """Return the descriptor of a file that is changed where it lies, and made if it is not there.
+
+    What a link leads to, symbolic or hard, belongs to somebody else: links raise an ``OSError``, as pipes do.
+    """
+    if path.is_symlink():
+        raise OSError(errno.ELOOP, "it is a link, which cflat did not make", str(path))
+    handle = _open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0))
+    if os.fstat(handle).st_nlink > 1:
+        os.close(handle)
+        raise OSError(errno.EMLINK, "it is a hard link, which cflat did not make", str(path))
+    return handle
+
+
+def _open(path: Path, flags: int) -> int:
+    handle = os.open(path, flags | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0), 0o666)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-    return os.fdopen(handle, "rb")
+    return handle
+
+
+def reject_links(*folders: Path) -> None:
+    """Raise a `DataError` for a link among the entries of folders that cflat writes to."""
+    for path in (path for folder in folders if folder.is_dir() for path in folder.iterdir()):
+        if path.is_symlink():
+            raise DataError(
+                f"{str(path)!r} is a link, which cflat did not make: writing there would change files elsewhere. Put a "
+                "copy in its place, or remove it."
+            )
+
+
+@contextmanager
+def making_sense_of(path: str | Path, what: str) -> Iterator[None]:
+    """Turn whatever goes wrong inside into a `DataError`: the file at ``path`` is not ``what`` it should be.
+
+    For files that anybody may have written: those can be wrong in more ways than can be listed.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, DataError) and str(path) in str(error):
+            raise
+        reason = str(error) if isinstance(error, CFlatError) else f"{type(error).__name__}: {error}".rstrip(": ")
+        reason = shortened(" ".join(reason.split()), 300).rstrip(".")
+        raise DataError(f"{str(path)!r} is not {what} ({reason}).") from error
+
+
+def require_unpacked(file: BinaryIO) -> None:
+    """Raise a ``ValueError`` for a file that ``torch.save`` has not written, or that holds more than its own size.
+
+    Torch compresses nothing: members that are packed, or that share their bytes, could grow without limit.
+    """
+    size = file.seek(0, os.SEEK_END)
+    file.seek(0)
+    if not zipfile.is_zipfile(file):
+        raise ValueError("it is no archive of torch.save")
+    with zipfile.ZipFile(file) as archive:
+        if sum(member.file_size for member in archive.infolist()) > size:
+            raise ValueError("it is packed, which torch.save never does")
+    file.seek(0)
 
 
 def read_text(path: Path, max_bytes: int = MAX_TEXT_BYTES) -> str:
@@ -50,17 +110,19 @@ def write_atomic(path: Path, content: bytes | str | Callable[[BinaryIO], object]
     # One name per process: two writers never share a temporary file, and a leftover is overwritten, not piled up.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("wb") as file:
+        temporary.unlink(missing_ok=True)
+        with temporary.open("xb") as file:  # never through a link
             if callable(content):
                 content(file)
             else:
-                file.write(content.encode() if isinstance(content, str) else content)
+                file.write(content.encode(errors="backslashreplace") if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
         sync_folder(path.parent)
-    except OSError as error:
-        raise DataError(f"{str(path)!r} could not be written: {error.strerror or error}.") from error
+    except (OSError, RuntimeError) as error:  # torch's writer says of a full disk that it failed
+        reason = getattr(error, "strerror", None) or str(error).partition("\n")[0].rstrip(".")
+        raise DataError(f"{str(path)!r} could not be written: {reason}.") from error
     finally:
         with suppress(OSError):
             temporary.unlink()

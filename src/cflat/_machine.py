@@ -36,3 +36,9 @@ def gib(size: int) -> str:
     '1.5 GiB'
     """
     return f"{size / (1 << 30):.1f} GiB"
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error, Python's or one of torch's, is that there was not enough memory."""
+    words = ("can't allocate memory", "cannot allocate memory", "not enough memory", "out of memory")
+    return isinstance(error, MemoryError) or any(text in str(error).lower() for text in words)

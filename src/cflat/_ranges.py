@@ -34,7 +34,7 @@ class Range:
         return " and ".join(rules) or "a finite number"
 
     def holds(self, value: Any) -> bool:
-        """Whether it is a finite number within the bounds; truth values are none."""
+        """Whether it is a finite number within the bounds; booleans are rejected."""
         return (
             isinstance(value, int | float)
             and not isinstance(value, bool)
@@ -50,14 +50,14 @@ class Range:
         """Hold what pydantic reads to the same range; it is pydantic that asks."""
         from pydantic_core import PydanticCustomError, core_schema
 
-        def refuse_truth(value: Any) -> Any:
+        def reject_booleans(value: Any) -> Any:
             if isinstance(value, bool):  # ``epochs: true`` is not one epoch
                 raise PydanticCustomError("truth_value", "Input should be a number")
             return value
 
         bounds = {"gt": self.above, "ge": self.at_least, "lt": self.below, "le": self.at_most}
         schema = {**handler(source), **{name: bound for name, bound in bounds.items() if bound is not None}}
-        return core_schema.no_info_before_validator_function(refuse_truth, schema)
+        return core_schema.no_info_before_validator_function(reject_booleans, schema)
 
 
 Number = Annotated[float, Range()]
@@ -83,7 +83,7 @@ def check(name: str, value: Any, **bounds: Any) -> None:
 
 
 def checked(function: F) -> F:
-    """Refuse arguments that the annotations rule out: by a `Range`, a ``Literal`` or ``bool``, and None besides these.
+    """Reject arguments that the annotations rule out: by a `Range`, a ``Literal`` or ``bool``, and None besides these.
 
     Of a class, such as a dataclass, its ``__init__`` is checked.
 

@@ -29,7 +29,7 @@ def suggest(name: str, known: list[str]) -> str:
 
 
 def require_known(kind: str, name: Any, known: Iterable[str], *besides: str) -> None:
-    """Refuse a name that is not known; ``besides`` is what else may be written in its place.
+    """Reject a name that is not known; ``besides`` is what else may be written in its place.
 
     >>> require_known("method", "eese", ["ease", "l2p"])
     Traceback (most recent call last):

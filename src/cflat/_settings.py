@@ -14,6 +14,8 @@ from cflat._ranges import Fraction, NotNegative, Number, Positive, Share
 
 __all__ = [
     "LARGEST",
+    "NEUTRAL",
+    "SETTINGS",
     "Count",
     "CountOrZero",
     "Flag",
@@ -30,7 +32,14 @@ __all__ = [
 LARGEST = 2**31 - 1
 """No count or seed is larger; keeps a slip of the finger from asking for more than any machine holds."""
 
-_CONFIG = ConfigDict(extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False, coerce_numbers_to_str=True)
+NEUTRAL = "neutral"
+"""Metadata of a field that does not change the result, ``threads: Annotated[Count, NEUTRAL] = 1``.
+
+A run may be resumed with another value, and runs that differ in it are still compared.
+"""
+
+SETTINGS = ConfigDict(extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False, coerce_numbers_to_str=True)
+"""How all settings are read."""
 
 C = TypeVar("C")
 
@@ -55,5 +64,5 @@ def settings_class(cls: type[C]) -> type[C]:
     >>> Cooking(minutes=7)
     Cooking(minutes=7)
     """
-    made: Any = dataclass(cls, config=_CONFIG, frozen=True, kw_only=True)
+    made: Any = dataclass(cls, config=SETTINGS, frozen=True, kw_only=True)
     return made  # type: ignore[no-any-return]

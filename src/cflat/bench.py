@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,23 +19,37 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from cflat._errors import CFlatError, ConfigError, DataError
+from cflat._errors import CFlatError, ConfigError
 from cflat.config.documents import merge, nested
 from cflat.config.presets import resolve_config
 from cflat.config.run_config import RunConfig
 from cflat.metrics import METRICS
 from cflat.report.export import write_tables
 from cflat.report.groups import differing_keys, flat_settings
-from cflat.report.records import read_records
+from cflat.report.records import require_records
 from cflat.runs.folder import COSTS, RunFolder, RunSummary
 from cflat.runs.inference import Prediction, Predictor, load_predictor
 from cflat.runs.run import run as run_config
+from cflat.studies.compare import compare as run_comparison
+from cflat.studies.compare import write_comparison
+from cflat.studies.space import Sweep, parse_sweep, read_sweep
+from cflat.studies.sweep import SweepResult, run_sweep, write_sweep
+from cflat.studies.tune import tune as run_search
+from cflat.studies.tuned import Tuning
 from cflat.train import Observer
 
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["Prediction", "Predictor", "Run", "load_predictor", "load_run", "run", "runs_frame", "write_tables"]
+__all__ = [
+    "Prediction", "Predictor", "Run", "SweepResult", "Tuning", "compare", "load_predictor", "load_run", "run",
+    "runs_frame", "sweep", "tune", "write_tables",
+]  # fmt: skip
+
+logger = logging.getLogger(__name__)
+
+OPTIMIZERS = ("none", "c_flat", "c_flat_turbo")
+"""What `compare` and `tune` look at unless told otherwise; differences are to the first."""
 
 Fractions = npt.NDArray[np.float64]
 
@@ -118,13 +133,91 @@ def run(
         ConfigError: If a key is unknown or a value is wrong.
         DataError: If data, weights or the folder are not usable.
     """
-    given = {"method": method, "data": data, "optimizer": optimizer, **keys}
-    config = resolve_config(merge(*(nested(key.replace("__", "."), _plain(value)) for key, value in given.items())))
+    config = resolve_config(_layer(method=method, data=data, optimizer=optimizer, **keys))
     is_begun = resume and out is not None and RunFolder(Path(out)).config_file.is_file()
     if is_begun and out is not None and RunFolder(Path(out)).load_config() != config:
         raise ConfigError(f"{str(out)!r} holds a run with another configuration; choose another out.")
     summary = run_config(config, out, resume=is_begun, observers=observers)
     return Run(summary, None if out is None else Path(out))
+
+
+def compare(
+    *,
+    method: str | Mapping[str, Any],
+    data: str | Mapping[str, Any],
+    out: str | Path,
+    optimizers: Sequence[str] = OPTIMIZERS,
+    seeds: Sequence[int] = (0, 1, 2),
+    tuned: Tuning | None = None,
+    score: str | None = None,
+    **keys: Any,
+) -> SweepResult:
+    """Run every optimizer with every seed; write ``comparison.json``, a figure and ``report.html`` into ``out``.
+
+    Finished runs in ``out`` are read, interrupted ones resumed.
+
+    Args:
+        method: As in `run`.
+        data: As in `run`.
+        out: Folder of the run directories.
+        optimizers: Names, with settings where wanted (``"c_flat_turbo:reading=calibrated"``); the first is the
+            reference of all differences.
+        seeds: Seeds.
+        tuned: The result of `tune`, to run each optimizer with the settings that were found for it.
+        score: What they are judged by, such as ``"nme"``; None takes that of ``tuned``, or the method's headline.
+        **keys: As in `run`.
+    """
+    layer = _layer(method=method, data=data, **keys)
+    if tuned is not None:
+        tuned.check_seeds(seeds)
+        layer = tuned.final_layer(layer)
+        score = score or tuned.score
+    settings = None if tuned is None else tuned.settings
+    result = run_comparison(layer, optimizers, seeds, out, tuned=settings, score=score)
+    write_comparison(Path(out), result)
+    return result
+
+
+def tune(
+    *,
+    method: str | Mapping[str, Any],
+    data: str | Mapping[str, Any],
+    out: str | Path,
+    optimizers: Sequence[str] = OPTIMIZERS,
+    trials: int = 8,
+    seeds: Sequence[int] = (1000,),
+    search_seed: int = 0,
+    score: str | None = None,
+    **keys: Any,
+) -> Tuning:
+    """Search learning rate and radius of every optimizer with the same budget, on validation images alone.
+
+    Args:
+        method: As in `run`.
+        data: As in `run`.
+        out: Folder of the search; a search that was begun there is resumed.
+        optimizers: As in `compare`.
+        trials: Trials for each optimizer.
+        seeds: Seeds of each trial; final runs should use others.
+        search_seed: Decides what is drawn.
+        score: The score whose average accuracy is maximised; None takes the method's headline.
+        **keys: As in `run`.
+    """
+    layer = _layer(method=method, data=data, **keys)
+    return run_search(layer, optimizers, out, trials=trials, seeds=seeds, search_seed=search_seed, score=score)
+
+
+def sweep(grid: str | Path | Mapping[str, Any], out: str | Path) -> SweepResult:
+    """Run a grid of settings, given as a YAML file or as its content, and write its table and page into ``out``.
+
+    Args:
+        grid: A path, or a mapping with ``base``, ``axes`` and ``seeds``; see ``examples/sweep_radius.yaml``.
+        out: Folder of the run directories; finished runs are read, interrupted ones resumed.
+    """
+    plan: Sweep = parse_sweep(_plain(grid)) if isinstance(grid, Mapping) else read_sweep(grid)
+    result = run_sweep(plan, out)
+    write_sweep(Path(out), result)
+    return result
 
 
 def load_run(path: str | Path) -> Run:
@@ -145,15 +238,15 @@ def runs_frame(*folders: str | Path) -> pandas.DataFrame:
 
     Raises:
         CFlatError: If pandas is not installed.
-        DataError: If a run cannot be read, or there is none.
+        DataError: If there is no run that can be read; others that cannot are left out, with a warning in the log.
     """
     try:
         import pandas
     except ImportError:
         raise CFlatError("runs_frame needs pandas; run: pip install 'cflat[frames]'") from None
-    records, problems = read_records(Path(folder) for folder in folders)
-    if problems:
-        raise DataError(" ".join(f"{problem.where}: {problem.message}" for problem in problems))
+    records, problems = require_records(folders, "put into a table")
+    for problem in problems:
+        logger.warning("Left out: %s: %s", problem.where, problem.message)
     settings = [flat_settings(record.config) for record in records]
     named = ("method.name", "data.name", "optimizer.name", "preset", "stream.scenario")
     keys = [key for key in differing_keys(settings) if key not in named]
@@ -171,6 +264,7 @@ def runs_frame(*folders: str | Path) -> pandas.DataFrame:
                 "preset": config.preset,
                 "scenario": config.stream.scenario,
                 "seed": config.seed,
+                "score": record.score,
                 **done,
                 "stage_accuracy": np.array(record.stage_accuracy),
                 "accuracy": None if summary is None else summary.headline.accuracy,
@@ -178,6 +272,11 @@ def runs_frame(*folders: str | Path) -> pandas.DataFrame:
             }
         )
     return pandas.DataFrame(rows)
+
+
+def _layer(**given: Any) -> dict[str, Any]:
+    """Return keyword arguments as a layer of a configuration: ``train__epochs`` is ``train.epochs``."""
+    return merge(*(nested(key.replace("__", "."), _plain(value)) for key, value in given.items()))
 
 
 def _plain(value: Any) -> Any:

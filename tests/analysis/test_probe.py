@@ -92,21 +92,20 @@ def test_evaluations_and_trigger_rates_are_counted():
     assert found.row(0.1, "SAM").evaluations_per_step == 2
     assert math.isnan(found.row(0.1, "SAM").flatness_rate)
     # exact in the first step (empty cache), then whenever j mod 5 = 0: 5 of 20 steps with four evaluations
-    assert found.row(0.1, "reuse only, paper").evaluations_per_step == pytest.approx((5 * 4 + 15 * 2) / 20)
-    assert found.row(0.1, "reuse only, paper").sharpness_rate == 1.0
-    turbo = found.row(0.1, "Turbo paper")
+    assert found.row(0.1, "reuse only").evaluations_per_step == pytest.approx((5 * 4 + 15 * 2) / 20)
+    assert found.row(0.1, "reuse only").sharpness_rate == 1.0
+    turbo = found.row(0.1, "Turbo")
     assert 0 <= turbo.sharpness_rate <= 1
     assert turbo.evaluations_per_step < 4
 
 
-@pytest.mark.parametrize("ahead", [0, 5])
-def test_the_weights_follow_plain_training(ahead):
+def test_the_weights_follow_plain_training():
     trained = []
     for is_probed in (False, True):
         model = make_model()
         base = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         if is_probed:
-            probe(model, loss_of, make_batches(3), base, steps=5, warmup=2, radii=[0.05, 0.5], ahead=ahead)
+            probe(model, loss_of, make_batches(3), base, steps=5, warmup=2, radii=[0.05, 0.5])
         else:
             for batch in (make_batches(3) * 3)[:7]:
                 base.zero_grad()
@@ -114,41 +113,6 @@ def test_the_weights_follow_plain_training(ahead):
                 base.step()
         trained.append(nn.utils.parameters_to_vector(model.parameters()))
     assert torch.equal(*trained)
-
-
-def test_looking_ahead_is_looking_at_weights_that_were_moved_by_hand():
-    here, there = make_model(), make_model()
-    base = torch.optim.SGD(here.parameters(), lr=0.02, momentum=0.9)
-    probes = [
-        Probe(here.parameters(), here, radii=[0.1], base=base, ahead=3),
-        Probe(there.parameters(), there, radii=[0.1]),
-    ]
-    for batch in make_batches(4) * 3:
-        theta = nn.utils.parameters_to_vector(here.parameters()).detach()
-        velocity = [base.state[p].get("momentum_buffer", torch.zeros_like(p)) for p in here.parameters()]
-        nn.utils.vector_to_parameters(
-            theta - 3 * 0.02 * torch.cat([v.reshape(-1) for v in velocity]), there.parameters()
-        )
-        for watched, model in zip(probes, (here, there), strict=True):
-
-            def closure(model=model, batch=batch):
-                loss = loss_of(model, batch)
-                loss.backward()
-                return loss
-
-            assert watched.look(closure)
-        base.zero_grad()
-        loss_of(here, batch).backward()
-        base.step()
-    for mine, naive in zip(probes[0].result().rows, probes[1].result().rows, strict=True):
-        assert mine.surrogate_error == pytest.approx(naive.surrogate_error, rel=1e-8)
-        assert mine.cosine_plain == pytest.approx(naive.cosine_plain, rel=1e-8)
-
-
-@pytest.mark.parametrize("base", [None, torch.optim.SGD([torch.zeros(1)], lr=0.1)])
-def test_looking_ahead_needs_momentum(base):
-    with pytest.raises(ValueError, match="ahead follows momentum"):
-        Probe([torch.zeros(1)], base=base, ahead=5)
 
 
 def test_vectors_of_a_frozen_batch_do_not_turn():
@@ -164,8 +128,8 @@ def test_vectors_of_a_frozen_batch_do_not_turn():
     for _ in range(6):
         assert watched.look(closure)
     assert watched.result().stability[0].cosines == pytest.approx(dict.fromkeys(("g", "g_0", "g_vs", "g_vf"), 1.0))
-    assert "Cached directions last" in watched.result().verdict
-    assert watched.result().row(0.1, "reuse only, steady").error_exact < 1e-9  # calibrated surrogates are exact here
+    assert "Cached directions last" in " ".join(watched.result().remarks)
+    assert watched.result().row(0.1, "reuse only, calibrated").error_exact < 1e-9  # nothing has changed
 
 
 def test_infinite_and_zero_gradients_are_passed_over():

@@ -140,7 +140,7 @@ def test_recording_changes_no_bit_of_the_training(name: str):
 def test_turbo_is_recorded_as_far_as_it_computes():
     model = make_model()
     base = torch.optim.SGD(model.parameters(), lr=0.1)
-    optimizer = cflat.CFlatTurbo(base, model=model, rho=RHO, k=4, trigger=False, schedule=False, rules="paper")
+    optimizer = cflat.CFlatTurbo(base, model=model, rho=RHO, k=4, trigger=False, schedule=False)
     recorder = GradientRecorder(every=1, lag=1)
     recorder.attach(optimizer)
     for step in range(8):

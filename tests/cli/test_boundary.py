@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import os
 import re
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 import yaml
+from PIL import Image
+from safetensors.torch import save_file
 
+import cflat
 from cflat.cli.main import run_app
-from cflat.config.documents import read_document
-from cflat.config.yaml_text import MAX_VALUES, dump_yaml, load_yaml
+from cflat.cli.output import Screen
+from cflat.config.documents import MAX_VALUES, dump_yaml, load_yaml, read_document
 
 SMOKE = ["run", "--quiet", "--data", "digits", "--preset", "smoke", "stream.max_tasks=1"]
 LONG = "x" * 300
@@ -167,3 +177,151 @@ def test_text_files_are_regular_and_of_bounded_size(tmp_path: Path) -> None:
 def _written(path: Path, text: str) -> Path:
     path.write_text(text)
     return path
+
+
+NAME = "caf\u00e9\x1b]0;owned\x07\x1b[2J\u202e\r\n\udcff"
+"""A class that would set the title of the terminal, clear it, and write backwards; not ASCII, and no Unicode at all."""
+
+
+def test_names_of_classes_and_files_cannot_command_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in (NAME.replace("\udcff", ""), "plain"):
+        for split, seeds in (("train", (0, 1)), ("test", (2,))):
+            folder = tmp_path / "data" / split / name
+            folder.mkdir(parents=True)
+            for seed in seeds:
+                pixels = np.random.default_rng(seed + len(name)).integers(0, 256, (8, 8, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(folder / f"{seed}\x1b[31m.png")
+    chosen = ["--method", "finetune", "--data", "folder:data", "--preset", "smoke"]
+    for words in (
+        ["check-data", "folder:data"],
+        ["run", *chosen, "--dry-run"],
+        ["run", *chosen, "--out", "out"],
+        ["predict", "out", "data/test"],
+        ["predict", "out", "data/test", "--csv"],
+        ["predict", "out", "data/none\x1b[31m"],
+        ["report", "out"],
+    ):
+        assert run_app(words) in (0, 2)
+        written = "".join(capsys.readouterr())
+        assert not set("\x1b\x07\u202e") & set(written), words
+    assert run_app(["predict", "out", "data/test"]) == 0
+    assert r"caf\xe9\x1b]0;owned\x07" in capsys.readouterr().out.encode("ascii", "backslashreplace").decode()
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_every_encoding_can_show_every_name(encoding: str) -> None:
+    raw = io.BytesIO()
+    screen = Screen(io.TextIOWrapper(raw, encoding), "standard output")
+    print(NAME, file=screen, flush=True)
+    assert b"\\x1b]0;owned\\x07" in raw.getvalue()
+    assert b"\\udcff" in raw.getvalue()
+
+
+class Gone(io.StringIO):
+    """A pipe whose reader has gone."""
+
+    def write(self, text: str) -> int:
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+
+def test_a_command_goes_on_when_nobody_reads_any_more(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sys, "stdout", Gone())
+    assert run_app([*SMOKE, "--method", "finetune", "--out", "out"]) == 0
+    assert (tmp_path / "out" / "summary.json").is_file()
+    monkeypatch.setattr(sys, "stdout", None)  # as Python starts where it is closed
+    assert run_app(["list", "methods"]) == 0
+
+
+def started(words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = f"exec {shlex.quote(sys.executable)} -m cflat {words}"
+    return subprocess.run(["sh", "-c", command], env={**os.environ, **environment}, capture_output=True, text=True)
+
+
+def test_standard_output_may_be_closed_or_full() -> None:
+    done = started("--version >&-")
+    assert (done.returncode, done.stderr) == (0, "")
+    done = started("--version > /dev/full")
+    assert (done.returncode, done.stderr) == (2, "cflat: 'standard output': No space left on device.\n")
+
+
+# Background jobs of a shell ignore the signal, and so would what they start.
+INTERRUPT = """
+import os, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+os.kill(os.getpid(), signal.SIGINT)
+"""
+
+
+def test_an_interrupt_while_the_command_starts_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text(INTERRUPT)
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    done = started("list methods", PYTHONPATH=path)
+    assert (done.returncode, done.stderr) == (130, "cflat: Interrupted.\n")
+
+
+def test_the_version_needs_no_torch(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise RuntimeError('torch is imported')\n")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    done = started("--version", PYTHONPATH=path)
+    assert (done.returncode, done.stdout) == (0, f"cflat {cflat.__version__}\n"), done.stderr
+
+
+def test_an_interrupted_command_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("cflat.data.check_dataset", interrupt)
+    assert run_app(["check-data", "digits"]) == 130
+    assert capsys.readouterr().err.strip().splitlines()[-1] == "cflat: Interrupted."
+
+
+def test_weights_that_do_not_fit_fail_in_the_dry_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_file({"cls_token": torch.zeros(1, 1, 192), "norm.weight": torch.ones(192)}, tmp_path / "tiny.safetensors")
+    words = ["--method", "simplecil", "--data", "digits", "--preset", "smoke", "--weights", "tiny.safetensors"]
+    text = refusal(capsys, "run", *words, "--dry-run")
+    assert "do not fit this backbone" in text
+    assert "perhaps backbone.name=vit_tiny" in text
+
+
+def test_the_doctor_lists_datasets_and_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "root"
+    for split in ("train", "test"):
+        (root / "cub200" / split).mkdir(parents=True)
+    (root / "weights").mkdir()
+    (root / "weights" / "vit.safetensors").write_bytes(b"")
+    (tmp_path / "hf" / "hub" / "models--timm--vit_tiny").mkdir(parents=True)
+    monkeypatch.setenv("CFLAT_DATA", str(root))
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    assert run_app(["doctor", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert {"digits", "cub200"} <= set(facts["datasets"])
+    assert "imagenet_r" not in facts["datasets"]
+    assert facts["weights"] == [str(root / "weights" / "vit.safetensors"), "timm (vit_tiny)"]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["train.epochs=0x" + "f" * 5000], "more than 1,000 digits"),
+        (["seed=0o" + "7" * 5000], "more than 1,000 digits"),
+        (["backbone.name=timm:vit_tiny_patch16_224.nope"], "timm"),
+        (["backbone.name=timm:hf-hub:someone/model"], "has no model"),
+        (["backbone.name=timm:local-dir:/tmp"], "has no model"),
+    ],
+)
+def test_what_no_range_foresees_is_refused(words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert sentence in refusal(capsys, *SMOKE, "--method", "finetune", *words)
+
+
+def test_memory_that_runs_out_anywhere_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr("cflat.runs.run.create_method", fail)
+    assert "not enough memory" in refusal(capsys, *SMOKE, "--method", "finetune")

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
+
+from cflat.bench import runs_frame
+from cflat.cli.main import run_app
+from cflat.optim import list_optimizers
+
+ROOT = Path(__file__).parents[2]
 
 PLUGIN = """
 from cflat.data import DatasetSpec, load_dataset, register_dataset
@@ -44,7 +52,7 @@ CHOSEN = ["--method", "finetune_again", "--data", "digits_again", "--preset", "s
 
 
 def cflat(folder: Path, *arguments: str, path: Path | None = None) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "CFLAT_PLUGINS": ""}
+    environment = {**os.environ, "CFLAT_PLUGINS": "", "XDG_CACHE_HOME": str(folder / "cache")}
     if path is not None:
         environment["PYTHONPATH"] = os.pathsep.join([str(path), environment.get("PYTHONPATH", "")])
     command = [sys.executable, "-m", "cflat", *arguments]
@@ -83,7 +91,7 @@ def test_an_installed_package_is_found_by_its_entry_point(plugin: Path) -> None:
     ("text", "arguments", "message"),
     [
         (UNTYPED, ["list", "keys", "untyped"], "HalfStep cannot be configured: its keyword 'share' has no type hint"),
-        ("import nothing_of_this_name", ["list", "methods"], "cannot be loaded: ModuleNotFoundError"),
+        ("import nothing_of_this_name", ["list", "methods"], "wrong.py, line 1): ModuleNotFoundError"),
         (PLUGIN.replace("half_step", "sam"), ["list", "optimizers"], "'sam' is registered already"),
     ],
 )
@@ -99,6 +107,137 @@ def test_a_plugin_that_is_absent_or_not_named_is_refused(tmp_path: Path) -> None
     assert "'absent.py' cannot be loaded" in cflat(tmp_path, "--plugin", "absent.py", "list", "methods").stderr
     assert "--plugin needs" in cflat(tmp_path, "list", "methods", "--plugin").stderr
     assert "of a module, not the option --help." in cflat(tmp_path, "--plugin", "--help").stderr
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a plug-in, a finished run that needs it for everything, one that is broken, and an image."""
+    folder = tmp_path_factory.mktemp("finished")
+    (folder / "mine.py").write_text(PLUGIN)
+    words = [*CHOSEN, "--optimizer", "half_step", "--plugin", "mine.py", "--quiet"]
+    done = cflat(folder, "run", *words, "--out", "runs/good")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].endswith(f"--plugin {folder / 'mine.py'}")
+    shutil.copytree(folder / "runs" / "good", folder / "runs" / "broken")
+    (folder / "runs" / "broken" / "config.yaml").write_text("method: [")
+    Image.new("RGB", (8, 8), "white").save(folder / "a.png")
+    return folder
+
+
+def copied(finished: Path, tmp_path: Path) -> Path:
+    """Return a copy of the folder in which the run can be resumed; the plug-in stays where it is."""
+    shutil.copytree(finished, tmp_path / "copy")
+    (tmp_path / "copy" / "runs" / "good" / "summary.json").unlink()
+    return tmp_path / "copy"
+
+
+def test_finished_runs_are_read_without_their_plugin(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "half_step" not in list_optimizers()
+    frame = runs_frame(finished / "runs").set_index("run")
+    assert frame.loc["good", "optimizer"] == "half_step"
+    assert frame.loc["good", "avg"] > 0
+    assert run_app(["report", str(finished / "runs"), "-o", str(finished / "page.html")]) == 0
+    told = capsys.readouterr()
+    assert told.err.count("Left out: broken") == 1
+    assert "1 run, 1 configuration" in told.out
+    assert "half_step" in (finished / "page.html").read_text()
+
+
+def test_a_run_and_its_export_find_the_plugin_of_the_same_user(finished: Path, tmp_path: Path) -> None:
+    done = cflat(finished, "predict", "runs/good", "a.png", "--csv")
+    assert done.returncode == 0, done.stderr
+    saved = "import cflat.bench as b; b.load_predictor('runs/good').save('m.pt')"
+    environment = {**os.environ, "CFLAT_PLUGINS": "", "XDG_CACHE_HOME": str(finished / "cache")}
+    subprocess.run([sys.executable, "-c", saved], cwd=finished, env=environment, check=True)
+    assert cflat(finished, "predict", "m.pt", "a.png", "--csv").stdout == done.stdout
+    folder = copied(finished, tmp_path)
+    done = cflat(folder, "run", "--resume", "runs/good", "--quiet")
+    assert done.returncode == 0, done.stderr
+    assert (folder / "runs" / "good" / "summary.json").is_file()
+
+
+@pytest.mark.parametrize("words", [["run", "--resume", "runs/good"], ["predict", "runs/good", "a.png"]])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [("missing", "does not exist"), ("changed", "has changed since"), ("foreign", "was never named on this account")],
+)
+def test_a_recorded_plugin_runs_only_as_the_user_knows_it(
+    words: list[str],
+    change: str,
+    message: str,
+    finished: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = copied(finished, tmp_path)
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / ("cache" if change != "foreign" else "none")))
+    named = tmp_path / "mine.py"
+    named.write_text(PLUGIN + ("# changed" if change == "changed" else ""))
+    if change == "missing":
+        named.unlink()
+    file = folder / "runs" / "good" / "env.json"
+    record = json.loads(file.read_text())
+    record["plugins"][0]["name"] = str(named)
+    file.write_text(json.dumps(record))
+    assert run_app(words) == 2
+    told = capsys.readouterr().err
+    assert f"made with the plug-in '{named}', which {message}" in told
+    assert "half_step" not in list_optimizers()  # no line of it was carried out
+
+
+@pytest.mark.parametrize(
+    ("file", "method"), [("ewc_method.py", "my_ewc"), ("si_method.py", "si"), ("agem_method.py", "agem")]
+)
+def test_the_examples_are_plugins(file: str, method: str, tmp_path: Path) -> None:
+    names = (file, "custom_optimizer.py")
+    plugins = [word for name in names for word in ("--plugin", str(ROOT / "examples" / name))]
+    words = ["--method", method, "--optimizer", "extra_sam", "--data", "digits", "--preset", "smoke", "--quiet"]
+    done = cflat(tmp_path, "run", *plugins, *words, "stream.max_tasks=2")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"{method} on digits with extra_sam")  # nothing else was trained on the way
+
+
+FAILING = """
+import torch
+from cflat.methods import register_method
+from cflat.methods.finetune import Finetune, FinetuneConfig
+
+
+@register_method("fails", config=FinetuneConfig, summary="raises")
+class Fails(Finetune):
+    def loss(self, model, batch):
+        model(batch.images)
+        raise ERROR
+
+
+@register_method("impure", config=FinetuneConfig, summary="draws numbers that nobody seeds")
+class Impure(Finetune):
+    calls = 0
+
+    def loss(self, model, batch):
+        Impure.calls += 1
+        found = super().loss(model, batch)
+        return type(found)({name: value * Impure.calls for name, value in found.parts.items()})
+"""
+
+
+@pytest.mark.parametrize("error", ["KeyError('x')", "ValueError('a number')"])
+def test_an_error_inside_a_plugin_names_file_and_line(error: str, tmp_path: Path) -> None:
+    (tmp_path / "wrong.py").write_text(FAILING.replace("ERROR", error))
+    chosen = ["--data", "digits", "--preset", "smoke", "--plugin", "wrong.py", "--quiet"]
+    done = cflat(tmp_path, "run", "--method", "fails", *chosen)
+    assert done.returncode == 2
+    assert f"{error.split('(')[0]} in the plug-in {tmp_path / 'wrong.py'}, line 11" in done.stderr
+    assert "should not happen" not in done.stderr
+
+
+def test_the_loss_of_a_plugin_is_checked_for_purity(tmp_path: Path) -> None:
+    (tmp_path / "wrong.py").write_text(FAILING)
+    done = cflat(tmp_path, "run", "--method", "impure", "--data", "digits", "--preset", "smoke", "--plugin", "wrong.py")
+    assert done.returncode == 2
+    assert "The loss of Impure is not pure" in done.stderr
 
 
 @pytest.mark.slow

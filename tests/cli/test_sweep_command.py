@@ -69,7 +69,7 @@ def test_the_table_says_what_was_measured_and_the_command_can_be_repeated(capsys
     captured = capsys.readouterr()
     assert "sam-rho0.5-seed0: task 2/2" in captured.err
     title, header, *rows = captured.out.splitlines()
-    assert title.startswith("small: mean ± deviation, n = 1 seed, ")
+    assert title.startswith("small, score logits: mean ± deviation, n = 1 seed, ")
     assert header.split()[:3] == ["optimizer.name", "optimizer.rho", "Avg"]
     assert "accuracies on test images" in title
     assert [row.split()[:2] for row in rows[:3]] == [["none", "-"], ["sam", "0.1"], ["sam", "0.5"]]

@@ -15,7 +15,7 @@ TINY = [
     *("data.train_per_class=4", "data.test_per_class=4", "data.validation_per_class=4", "runtime.threads=1"),
     *("stream.initial=5", "stream.increment=5"),
 ]
-OPTIMIZERS = "none,sam,c_flat,c_flat_turbo:rules=paper"
+OPTIMIZERS = "none,sam,c_flat,c_flat_turbo:reading=printed"
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +29,7 @@ def test_a_search_ends_with_settings_budget_picture_and_the_command_of_the_final
     assert run_app(["tune", *TINY, "--optimizers", OPTIMIZERS, "--trials", "1"]) == 0
     text = capsys.readouterr().out
     title, header, *rows = text.splitlines()
-    assert "chosen by avg on validation images, protocol stream" in title
+    assert "chosen by avg (score logits) on validation images, protocol stream" in title
     assert header.split()[:3] == ["optimizer", "base.lr", "optimizer.rho"]
     assert [row.split()[0] for row in rows[:4]] == OPTIMIZERS.split(",")
     assert "no test image was looked at" in text
@@ -37,13 +37,13 @@ def test_a_search_ends_with_settings_budget_picture_and_the_command_of_the_final
     assert (folder / "search.png").stat().st_size > 1000
     command = text.splitlines()[-1].removeprefix("Next: ")
     assert command == f"cflat compare --tuned {folder}/tuned.json --seeds 0,1,2,3,4"
-    words = [*command.split()[1:-1], "0", "--optimizers", "none,c_flat_turbo:rules=paper", "--json"]
+    words = [*command.split()[1:-1], "0", "--optimizers", "none,c_flat_turbo:reading=printed", "--json"]
     assert run_app(words) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["out"], found["images"]) == ("runs/compare-tuned-finetune-digits", "test")
     assert [(row["optimizer"], list(row["tuned"])) for row in found["rows"]] == [
         ("none", ["base.lr"]),
-        ("c_flat_turbo:rules=paper", ["base.lr", "optimizer.rho"]),
+        ("c_flat_turbo:reading=printed", ["base.lr", "optimizer.rho"]),
     ]
     page = Path(found["page"]).read_text()
     assert "No two of these" not in page

@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 
 from cflat import ConfigError
 from cflat.config.choices import optimizer_config
-from cflat.config.documents import merge, parse_overrides, read_document
+from cflat.config.documents import load_yaml, merge, parse_overrides, read_document
 from cflat.config.presets import PRESETS, resolve_config
 from cflat.config.run_config import SECTIONS, RunConfig, parse_config
 from cflat.config.validation import parse_section
-from cflat.config.yaml_text import load_yaml
 from cflat.methods import get_method_spec, list_methods
 from cflat.optim import list_optimizers
 
@@ -30,7 +29,7 @@ def resolve(*overrides: str) -> RunConfig:
 def test_values_arrive_with_their_types() -> None:
     config = resolve(
         "optimizer.rho=1e-2",
-        "optimizer.rules={dispersion: deviation}",
+        "optimizer.reading=calibrated",
         "base.milestones=[3, 4]",
         "base.schedule=multistep",
         "runtime.precision=32",
@@ -39,7 +38,7 @@ def test_values_arrive_with_their_types() -> None:
         "seed=7",
     )
     assert config.optimizer.settings.rho == 0.01
-    assert config.optimizer.settings.rules.dispersion == "deviation"
+    assert config.optimizer.settings.reading == "calibrated"
     assert config.base.milestones == (3, 4)
     assert config.runtime.precision == "32"
     assert config.method.settings.temperature == 3.0
@@ -52,8 +51,8 @@ def test_values_arrive_with_their_types() -> None:
     [
         ("optimizer.roh=1", r"Unknown key 'optimizer.roh'\. Did you mean 'rho'\?"),
         ("optimiser.rho=1", r"Unknown key 'optimiser'\. Did you mean 'optimizer'\?"),
-        ("optimizer.rules.foo=1", r"Unknown key 'optimizer.rules.foo'"),
-        ("optimizer.rules=stedy", r"optimizer.rules must be one of .* Did you mean 'steady'"),
+        ("optimizer.reading.foo=1", r"optimizer.reading must be"),
+        ("optimizer.reading=printd", r"optimizer.reading must be .*'printed'"),
         ("optimizer.rho=0", r"optimizer.rho must be above 0, got 0"),
         ("optimizer.rho=.nan", r"optimizer.rho must be"),
         ("optimizer=c_flatt", r"Unknown optimizer 'c_flatt'\. Did you mean 'c_flat'"),
@@ -73,8 +72,20 @@ def test_values_arrive_with_their_types() -> None:
         ("base.lr=fast", r"base.lr must be a number.*got 'fast'"),
         ("base.lr=.inf", r"base.lr must be a finite number, got inf"),
         ("base.schedule=multistep", r"needs base.milestones"),
-        ("base={nesterov: true, momentum: 0}", r"base.nesterov needs base.name=sgd and base.momentum above 0"),
-        ("base={nesterov: true, name: adam}", r"base.nesterov needs base.name=sgd"),
+        ("base={nesterov: true, momentum: 0}", r"base.name=sgd rejects its keywords: Nesterov momentum requires"),
+        ("base={nesterov: true, name: adam}", r"Unknown key 'base.nesterov'.*of adam: betas, eps"),
+        ("base.momentum=1", r"base.momentum must be below 1, got 1"),
+        ("base={name: rmsprop, alhpa: 0.9}", r"Unknown key 'base.alhpa'. Did you mean 'alpha'\?"),
+        ("base={name: rmsprop, alpha: x}", r"base.alpha must be a number, got 'x'"),
+        ("base={name: rmsprop, alpha: -1}", r"base.name=rmsprop rejects its keywords: Invalid alpha value: -1.0"),
+        ("base={name: qhm, nu: 2}", r"base.nu must be at most 1, got 2"),
+        ("base={name: adamw, betas: [0.9]}", r"base.betas must have more values, got \[0.9\]"),
+        ("base={name: rprop, weight_decay: 0.1}", r"'rprop' has no weight decay"),
+        ("base=lbfgs", r"lbfgs cannot be a base optimizer: it evaluates the loss itself"),
+        ("base=muon", r"muon cannot be a base optimizer: it updates matrices alone"),
+        ("base=sdg", r"Unknown base optimizer 'sdg'. Did you mean 'sgd'"),
+        ("base.name=5", r"base.name: Unknown base optimizer '5'"),
+        ("base.name=null", r"base.name must be text, got None"),
         ("base.milestones=[0]", r"base.milestones must be at least 1"),
         ("base.milestones=[4, 2]", r"base.milestones must ascend"),
         ("method={name: icarl, memory_total: 20, memory_per_class: 2}", r"exclude each other"),
@@ -85,7 +96,7 @@ def test_values_arrive_with_their_types() -> None:
         ("backbone=resnet19", r"Unknown backbone 'resnet19'\. Did you mean 'resnet"),
         ("backbone={name: vit_tiny, weights: random, image_size: 100}", r"must be a multiple of 16, got 100"),
         ("backbone=vit_tiny", r"backbone.weights must be given"),
-        ("backbone.inputs=pilott", r"Unknown input preset 'pilott'\. Did you mean 'pilot'"),
+        ("backbone.inputs=pilott", r"Unknown kind of inputs 'pilott'\. Did you mean 'pilot'"),
         ("backbone.normalize=maybe", r"backbone.normalize must be timm or pilot"),
         ("runtime.accelerator=gpu", r"runtime.accelerator must be one of"),
         ("runtime={accelerator: cpu, precision: 16}", r"precision 16 needs a GPU"),
@@ -120,6 +131,17 @@ def test_another_choice_drops_the_settings_of_the_first() -> None:
     assert layer == {"method": {"name": "finetune"}}
     same = merge({"optimizer": {"name": "c_flat", "rho": 1}}, {"optimizer": {"name": "c-flat", "lam": 0}})
     assert same["optimizer"] == {"name": "c-flat", "rho": 1, "lam": 0}
+    base = merge({"base": {"name": "sgd", "lr": 0.5, "nesterov": True}}, {"base": "adam"})
+    assert base["base"] == {"name": "adam", "lr": 0.5}
+
+
+def test_keywords_of_a_base_optimizer_stand_beside_the_keys_of_all() -> None:
+    config = resolve("base.name=RMSprop", "base.alpha=0.5")
+    assert config.base.keywords == {"alpha": 0.5, "eps": 1e-8, "momentum": 0, "centered": False}
+    values = config.to_dict()
+    assert (values["base"]["name"], values["base"]["alpha"], "keywords" in values["base"]) == ("rmsprop", 0.5, False)
+    assert parse_config(values).to_yaml() == config.to_yaml()
+    assert resolve("base.nesterov=on").base.keywords == {"momentum": 0.9, "dampening": 0, "nesterov": True}
 
 
 def test_normalize_names_an_input_recipe() -> None:
@@ -189,13 +211,13 @@ ODD = st.one_of(
 
 def keys_of(section: str) -> list[str]:
     if section in SECTIONS:
-        return [*(f.name for f in fields(SECTIONS[section])), "normalize"]
+        return [*(f.name for f in fields(SECTIONS[section])), "normalize", "nesterov"]
     configs = (
         [get_method_spec(name).config for name in list_methods()]
         if section == "method"
         else [optimizer_config(name) for name in list_optimizers()]
     )
-    return sorted({f.name for config in configs for f in fields(config)})
+    return sorted({f for config in configs for f in config.__pydantic_fields__})
 
 
 def sections(name: str) -> st.SearchStrategy[Any]:

@@ -8,15 +8,16 @@ from pathlib import Path
 import pytest
 
 from cflat import ConfigError
-from cflat.config.describe import _of_settings, describe_keys, markdown_keys
+from cflat.config.describe import describe_keys, keys_of_settings, markdown_keys
 from cflat.config.validation import parse_section
 from cflat.methods import list_methods
 from cflat.optim import list_optimizers
+from cflat.train.settings import list_bases
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
 
 
-@pytest.mark.parametrize("name", [None, *list_methods(), *list_optimizers()])
+@pytest.mark.parametrize("name", [None, *list_methods(), *list_optimizers(), *list_bases()])
 def test_every_key_says_what_it_means(name: str | None) -> None:
     assert [key.path for key in describe_keys(name) if not key.meaning] == []
 
@@ -24,7 +25,7 @@ def test_every_key_says_what_it_means(name: str | None) -> None:
 @pytest.mark.parametrize("is_frozen", [True, False])
 def test_plain_dataclasses_of_plug_ins_are_described_and_read(is_frozen: bool) -> None:
     plain = make_dataclass("Plain", [("width", int, field(default=3))], frozen=is_frozen)
-    (key,) = _of_settings("method", plain)
+    (key,) = keys_of_settings("method", plain)
     assert (key.path, key.type, key.default) == ("method.width", "int", 3)
     assert parse_section(plain, {"width": 5}, "method") == plain(5)
     with pytest.raises(ConfigError, match=r"Unknown key 'method.widht'. Did you mean 'width'"):

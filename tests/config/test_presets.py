@@ -9,6 +9,7 @@ from cflat.config.presets import PRESETS, default_preset, resolve_config
 from cflat.config.run_config import RunConfig
 from cflat.data import dataset_spec, list_datasets
 from cflat.methods import get_method_spec, list_methods
+from cflat.optim import list_optimizers, optimizer_settings
 
 DATASETS = [f"{spec.name}:/data" if spec.takes_path else spec.name for spec in list_datasets()]
 
@@ -36,6 +37,22 @@ def test_every_method_has_settings_on_every_dataset(method: str, preset: str) ->
             assert sum(budget is not None for budget in budgets) == 1
 
 
+@pytest.mark.parametrize("optimizer", list_optimizers())
+@pytest.mark.parametrize("preset", list(PRESETS))
+def test_an_optimizer_is_the_same_with_every_preset_and_dataset(optimizer: str, preset: str) -> None:
+    """A name means one algorithm: presets set the radius of methods, and nothing else."""
+    defaults = {key: value for key, value in optimizer_settings(optimizer).items() if key not in ("rho", "options")}
+    for data in DATASETS:
+        if dataset_spec(data).is_light and preset in ("paper", "pilot"):
+            continue
+        for method in ("finetune", "icarl", "ease"):
+            if dataset_spec(data).holds_vectors and "other" not in get_method_spec(method).families:
+                continue
+            found = resolve(method, data, preset, optimizer=optimizer).optimizer.keywords()
+            assert {key: found.get(key, value) for key, value in defaults.items()} == defaults
+            assert found.keys() <= {*defaults, "rho", "options"}
+
+
 @pytest.mark.parametrize(
     ("method", "epochs", "lr", "batch_size", "rho"),
     [
@@ -55,24 +72,46 @@ def test_paper_is_the_table_of_the_appendix(method: str, epochs: int, lr: float,
     assert (turbo.rho, turbo.lam, turbo.k, turbo.beta) == (rho, 0.2, 5, 0.8)
     assert (config.stream.initial, config.stream.increment) == (10, 10)
     if get_method_spec(method).needs_memory:
-        assert config.method.settings.memory_per_class == 20
+        assert config.method.settings.memory_total == 20 * 100
 
 
-def test_pilot_has_the_toolbox_budget_and_its_quirks_and_paper_has_not() -> None:
-    pilot, paper = (resolve("memo", "cifar100", preset).method.settings for preset in ("pilot", "paper"))
-    assert (pilot.memory_total, pilot.align, pilot.specialised_init) == (2000, False, "random")
-    assert (paper.memory_total, paper.align, paper.specialised_init) == (None, True, "backbone")
-    elsewhere = resolve("memo", "imagenet_r", "paper")
-    assert (elsewhere.train.epochs, elsewhere.method.settings.align) == (10, True)
+@pytest.mark.parametrize("preset", ["paper", "pilot"])
+@pytest.mark.parametrize("data", ["cifar100", "imagenet_r"])
+@pytest.mark.parametrize(
+    ("method", "choices"),
+    [
+        ("memo", {"align": False, "specialised_init": "random"}),
+        ("ranpac", {"scoring": "cosine"}),
+        ("dualprompt", {"legacy_layout": True, "untrained_experts": True}),
+        ("duct", {"normalize_plan": False, "sinkhorn": "plain"}),
+    ],
+)
+def test_the_paper_ran_pilots_choices_and_our_default_is_another(
+    method: str, choices: dict[str, object], data: str, preset: str
+) -> None:
+    settings = resolve(method, data, preset).method.settings
+    assert {key: getattr(settings, key) for key in choices} == choices
+    usual = get_method_spec(method).config()
+    assert all(getattr(usual, key) != value for key, value in choices.items())
+
+
+def test_the_paper_has_sgd_for_all_but_prompts() -> None:
+    for method in ("icarl", "memo", "ranpac", "ease", "aper", "duct"):
+        for data in ("cifar100", "cub200", "imagenet_r", "objectnet"):
+            assert resolve(method, data, "paper").base.name == "sgd"
+    assert resolve("ease", "objectnet", "pilot").base.name == "adam"
+    assert (resolve("l2p", "cifar100", "paper").base.name, resolve("dualprompt", "cub200", "paper").base.name) == (
+        *("adam", "adam"),
+    )
 
 
 @pytest.mark.parametrize("method", ["icarl", "memo"])
 def test_what_the_papers_table_leaves_out_is_the_toolboxes(method: str) -> None:
     config = resolve(method, "cifar100", "paper")
     assert (config.base.weight_decay, config.base.first_weight_decay) == (2e-4, 5e-4)
-    assert config.method.settings.memory_per_class == 20
-    total = resolve({"name": method, "memory_total": 2000}, "cifar100", "paper").method.settings
-    assert (total.memory_total, total.memory_per_class) == (2000, None)  # the other reading of "Exemplar 20"
+    assert config.method.settings.memory_total == 2000
+    each = resolve({"name": method, "memory_per_class": 20}, "cifar100", "paper").method.settings
+    assert (each.memory_total, each.memory_per_class) == (None, 20)  # the other reading of "Exemplar 20"
 
 
 @pytest.mark.parametrize(
@@ -108,13 +147,7 @@ def test_duct_is_pilots_outside_domainnet_and_the_authors_there() -> None:
     assert (office.train.epochs, office.method.settings.regularization) == (15, 0.1)
     assert (core50.train.epochs, core50.method.settings.backbone_lr_scale) == (10, 0.001)
     assert core50.method.settings.regularization == 0.2
-    sound = resolve("duct", "domainnet", "paper").method.settings
-    assert (sound.similarity_scales, sound.reset_sigma, sound.normalize_plan, sound.sinkhorn) == (
-        True,
-        False,
-        True,
-        "log",
-    )
+    assert resolve("duct", "domainnet", "paper").method.settings == authors
 
 
 def test_milestones_from_scratch_are_pycils() -> None:

@@ -11,11 +11,11 @@ from cflat.report.groups import title_of
 
 
 def test_an_entry_carries_settings_of_the_optimizer_and_of_everything_else() -> None:
-    variant = parse_variant("c_flat_turbo:rules=steady:k=10:base.milestones=[2,4]:base.schedule=multistep")
+    variant = parse_variant("c_flat_turbo:reading=calibrated:k=10:base.milestones=[2,4]:base.schedule=multistep")
     config = resolve_config({"method": "icarl", "data": "digits", **variant.layer})
     assert (config.optimizer.name, config.optimizer.settings.k) == ("c_flat_turbo", 10)
     assert (config.base.schedule, list(config.base.milestones)) == ("multistep", [2, 4])
-    assert variant.slug == "c_flat_turbo-rules-steady-k-10-base.milestones-2-4-base.schedule-multistep"
+    assert variant.slug == "c_flat_turbo-reading-calibrated-k-10-base.milestones-2-4-base.schedule-multistep"
 
 
 def test_labels_are_as_written_and_read_like_a_title() -> None:

@@ -7,6 +7,7 @@ import math
 
 import pytest
 
+from cflat.figures.figure import MAX_POINTS, FigureData
 from cflat.figures.landscapes import (
     DENSITY_FLOOR,
     connectivity_figure,
@@ -14,7 +15,6 @@ from cflat.figures.landscapes import (
     slice_figure,
     spectrum_figure,
 )
-from cflat.figures.model import MAX_POINTS, FigureData
 
 
 def all_figures() -> list[FigureData]:

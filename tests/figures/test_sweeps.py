@@ -6,10 +6,11 @@ from itertools import product
 
 import pytest
 
+from cflat.figures._scales import color_limits
+from cflat.figures.figure import Bars, Curve, FigureData, Heatmap, Panel
 from cflat.figures.interactive import plot
-from cflat.figures.model import Bars, Curve, FigureData, Heatmap
 from cflat.figures.static import draw
-from cflat.figures.sweeps import SweepCase, sweep_figure
+from cflat.figures.sweeps import SweepCase, TrialPoint, search_figure, sweep_figure
 
 
 def case(accuracy: float = 0.5, **settings: object) -> SweepCase:
@@ -66,3 +67,26 @@ def test_names_alone_give_bars_of_the_best() -> None:
 def test_a_single_case_can_be_drawn() -> None:
     drawn([case(0.5, optimizer__rho=0.1)])
     drawn([case(float("nan"), optimizer__rho=rho) for rho in (0.1, 0.2)])
+
+
+def test_a_trial_that_was_ended_early_never_stands_above_the_chosen_one() -> None:
+    trials = [
+        TrialPoint("SAM", {"base.lr": 0.1}, 0.6, is_complete=True, is_best=True),
+        TrialPoint("SAM", {"base.lr": 0.2}, 0.5, is_complete=True, is_best=False),
+        TrialPoint("SAM", {"base.lr": 0.4}, 0.9, is_complete=False, is_best=False),  # after one easy task
+    ]
+    marks = {mark.name: mark for mark in search_figure("test", trials).panels[0].marks if isinstance(mark, Curve)}
+    assert max(marks["ended early"].y) < min(marks["SAM"].y)
+
+
+def test_panels_of_one_quantity_share_a_scale() -> None:
+    panels = [Panel(name, "x", "accuracy", [Curve("a", [0, 1], [0, high])]) for name, high in (("p", 1.0), ("q", 9.0))]
+    other = Panel("r", "x", "loss", [Curve("a", [0, 1], [0, 100.0])])
+    figure = FigureData("f", "t", [*panels, other])
+    first, second, third = draw(figure).axes
+    assert first.get_ylim() == second.get_ylim() != third.get_ylim()
+    layout = plot(figure)["layout"]
+    assert layout["yaxis2"]["matches"] == "y"
+    assert "matches" not in layout["yaxis3"]
+    maps = [Panel(name, "x", "y", [Heatmap([[high]], ["a"], ["b"], "%")]) for name, high in (("p", 1.0), ("q", 9.0))]
+    assert color_limits(FigureData("f", "t", maps), "%") == (1.0, 9.0)

@@ -6,11 +6,9 @@ The short form is part of the usual tests and always the same; the long form (``
 from __future__ import annotations
 
 import io
-import json
 import shutil
 import struct
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +22,18 @@ from PIL import Image
 from cflat.config.describe import describe_keys
 from cflat.methods import list_methods
 from cflat.optim import list_optimizers
-from cflat.train.checkpoint import _hash
-from fuzz.harness import as_json, explore, hold, hostile_values, mutations, put, replaced
+from fuzz.harness import (
+    SIZES,
+    as_json,
+    hold,
+    hostile_values,
+    mutations,
+    put,
+    replaced,
+    rewritten,
+    save_under_its_hash,
+    search,
+)
 
 COUNTS = {
     "command_line": (25, 1100),
@@ -39,24 +47,9 @@ COUNTS = {
 }
 """By area: cases of the short form, and of the long one; those add up to 5,000."""
 
-SIZES = pytest.mark.parametrize("is_long", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["short", "long"])
 TINY = ["--preset", "smoke", "--quiet", "data.train_per_class=2", "data.test_per_class=1"]
 KINDS = ["pipe", "folder", "loop", "zeros", "missing"]
 """What can lie in the place of a file."""
-
-
-@pytest.fixture(autouse=True)
-def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("CFLAT_DATA", raising=False)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-
-
-def search(area: str, is_long: bool, strategy: st.SearchStrategy[Any], check: Callable[[Any], None]) -> None:
-    wanted = COUNTS[area][is_long]
-    done = explore(strategy, check, wanted, is_long)
-    print(f"{area}: {done} cases")
-    assert done >= wanted
 
 
 def test_the_long_form_has_5000_cases() -> None:
@@ -104,7 +97,7 @@ def test_command_lines(is_long: bool) -> None:
         assert "Unexpected" not in text
 
     commands = st.one_of(st.sampled_from(PLAIN), st.sampled_from([*PLAIN, *COSTLY, "nosuch", ""]))
-    search("command_line", is_long, st.tuples(commands, st.lists(words(), max_size=5)), check)
+    search(COUNTS["command_line"], is_long, st.tuples(commands, st.lists(words(), max_size=5)), check)
 
 
 # -- settings -----------------------------------------------------------------------------------------------------
@@ -127,7 +120,7 @@ def test_configurations(is_long: bool) -> None:
         st.sampled_from(["smoke", "cpu", "paper"]),
         st.lists(settings, min_size=1, max_size=3),
     )
-    search("configuration", is_long, case, check)
+    search(COUNTS["configuration"], is_long, case, check)
 
 
 # -- documents ----------------------------------------------------------------------------------------------------
@@ -198,7 +191,7 @@ def test_documents(is_long: bool, tmp_path: Path) -> None:
         st.lists(st.tuples(st.floats(0, 1), st.sampled_from(SNIPPETS)), max_size=3),
         st.sampled_from(["yaml", "json"]),
     )
-    search("documents", is_long, case, check)
+    search(COUNTS["documents"], is_long, case, check)
 
 
 # -- arrays -------------------------------------------------------------------------------------------------------
@@ -238,7 +231,7 @@ def test_arrays(is_long: bool, tmp_path: Path) -> None:
         st.booleans(),
         st.sampled_from(["npz", "npz", "features"]),
     )
-    search("arrays", is_long, case, check)
+    search(COUNTS["arrays"], is_long, case, check)
 
 
 # -- images -------------------------------------------------------------------------------------------------------
@@ -279,7 +272,7 @@ def test_images(is_long: bool, tmp_path: Path) -> None:
         st.one_of(st.none(), st.tuples(*[st.sampled_from([0, 1, 9, 12_000, 60_000, 2**31 - 1])] * 2)),
         st.sampled_from(["png", "jpg", "gif", "tif", "webp", "bmp", "ppm"]),
     )
-    search("images", is_long, case, check)
+    search(COUNTS["images"], is_long, case, check)
 
 
 # -- training -----------------------------------------------------------------------------------------------------
@@ -308,7 +301,7 @@ def test_training(is_long: bool) -> None:
     case = st.tuples(
         st.sampled_from(list_methods()), st.sampled_from(list_optimizers()), changes, st.sampled_from([1, 3, 4, 10**9])
     )
-    search("training", is_long, case, check)
+    search(COUNTS["training"], is_long, case, check)
 
 
 def _settings_of(section: str, method: str, optimizer: str) -> set[str]:
@@ -357,7 +350,7 @@ def test_checkpoints(is_long: bool, finished: Path, tmp_path: Path) -> None:
         elif callable(change):
             chosen.write_bytes(change(chosen.read_bytes()))
         else:
-            _save_under_its_hash(change["state"], chosen, is_merged=change["is_merged"])
+            save_under_its_hash(change["state"], chosen, is_merged=change["is_merged"])
         (folder / "checkpoints" / stray).write_bytes(b"stray")
         hold(["run", "--resume", str(folder), "--quiet"])
 
@@ -366,23 +359,7 @@ def test_checkpoints(is_long: bool, finished: Path, tmp_path: Path) -> None:
     case = st.tuples(
         st.integers(0, 1), st.one_of(mutations(), foreign, st.sampled_from(KINDS)), st.sampled_from(strays)
     )
-    search("checkpoints", is_long, case, check)
-
-
-def _save_under_its_hash(state: Any, path: Path, *, is_merged: bool) -> None:
-    """Replace a checkpoint by other values, with the name that makes it look whole."""
-    if is_merged and isinstance(state, dict):
-        state = {**torch.load(path, weights_only=True), **state}
-    file = io.BytesIO()
-    try:
-        torch.save(state, file)
-    except Exception:  # not everything can be saved
-        file.write(b"nothing")
-    digest = _hash()
-    digest.update(file.getvalue())
-    number = path.name.split("-")[0]
-    path.unlink()
-    path.with_name(f"{number}-{digest.hexdigest()}.pt").write_bytes(file.getvalue())
+    search(COUNTS["checkpoints"], is_long, case, check)
 
 
 @SIZES
@@ -398,7 +375,7 @@ def test_reports(is_long: bool, finished: Path, tmp_path: Path) -> None:
         elif callable(change):
             file.write_bytes(change(file.read_bytes()))
         else:
-            file.write_text(_rewritten(file, *change), errors="surrogatepass")
+            file.write_text(rewritten(file, *change), errors="surrogatepass")
         hold(["report", str(tmp_path / "runs"), "-o", str(tmp_path / "page.html")])
 
     files = sorted(path.name for path in finished.iterdir() if path.is_file() and not path.name.startswith("."))
@@ -407,26 +384,7 @@ def test_reports(is_long: bool, finished: Path, tmp_path: Path) -> None:
         st.sampled_from([*files, "analysis/f.json"]),
         st.one_of(rewriting, rewriting, mutations(), st.sampled_from(KINDS)),
     )
-    search("reports", is_long, case, check)
-
-
-def _rewritten(file: Path, places: list[int], value: Any) -> str:
-    text = file.read_text()
-    if file.suffix == ".yaml":
-        return yaml.safe_dump(replaced(yaml.safe_load(text), places, _plain(value)))
-    if file.suffix == ".jsonl":
-        lines = [json.loads(line) for line in text.splitlines()]
-        return "".join(f"{as_json(line)}\n" for line in replaced(lines, places, value) or [])
-    return as_json(replaced(json.loads(text), places, value)) if file.suffix == ".json" else text
-
-
-def _plain(value: Any) -> Any:
-    """Leave out what PyYAML cannot write."""
-    try:
-        yaml.safe_dump(value)
-    except yaml.YAMLError:
-        return None
-    return value
+    search(COUNTS["reports"], is_long, case, check)
 
 
 def test_a_bomb_among_the_runs_of_a_report_is_left_out(finished: Path, tmp_path: Path) -> None:

@@ -13,12 +13,13 @@ import pytest
 
 from cflat import ConfigError, DataError
 from cflat.data import list_datasets
-from cflat.figures.model import FigureData
+from cflat.figures.figure import FigureData
 from cflat.metrics import Spread
+from cflat.nn import create_backbone
+from cflat.paper.comparison import markdown, tables, verdicts, write_reproduction
 from cflat.paper.exhibits import Exhibit, Published, list_exhibits, load_exhibit
 from cflat.paper.figures import picture
 from cflat.paper.reproduce import SCALES, Entry, Reproduction, Request, plan_exhibit, reproduce, watched_config
-from cflat.paper.tables import markdown, tables, verdicts, write_reproduction
 from cflat.runs.folder import RunFolder
 from counting import Counting
 
@@ -103,8 +104,8 @@ def test_every_recipe_is_a_valid_plan_at_every_scale(name: str, scale: str, ever
     request = Request(scale, weights="random", chosen=chosen)
     plan = plan_exhibit(exhibit, request, Path("runs"))
     assert not plan.missing
-    for job in plan.all_jobs:
-        assert job.config.preset == scale
+    expected = "smoke" if scale == "smoke" else "cpu" if (name, scale) == ("table2", "cpu") else "paper"
+    assert {job.config.preset for job in plan.all_jobs} <= {expected}
     if exhibit.figures:
         assert watched_config(exhibit, request).optimizer.name == "c_flat"
     assert exhibit.figures or plan.all_jobs or exhibit.needs_no_run
@@ -183,8 +184,90 @@ def test_weights_go_to_pretrained_backbones_alone(everywhere: Path) -> None:
 
 def test_further_class_orders_are_further_order_seeds(everywhere: Path) -> None:
     request = Request("paper", weights="random", chosen={"data": {"root": str(everywhere)}})
-    jobs = plan_exhibit(load_exhibit("table3"), request, Path("runs")).jobs[0][0]
-    assert [job.config.stream.order_seed for job in jobs] == [1993, 1994, 1995]
+    plan = plan_exhibit(load_exhibit("table3"), request, Path("runs"))
+    for cells in plan.jobs:
+        for own in cells:
+            assert [job.config.stream.order_seed for job in own] == [1993, 1994, 1995]
+            assert [job.config.seed for job in own] == [1993, 1994, 1995]  # PILOT seeds torch with it, too
+    turbo = plan.jobs[-1][0][0].config.optimizer.settings
+    assert (turbo.k, turbo.schedule) == (5, False)  # "the update interval ... is fixed to 5"
+
+
+def test_networks_from_scratch_are_those_of_the_sources(everywhere: Path) -> None:
+    request = Request("paper", chosen={"data": {"root": str(everywhere)}})
+    plan = plan_exhibit(load_exhibit("table2"), request, Path("runs"))
+    names = [[own[0].config.backbone.name for own in cells] for cells in plan.jobs]
+    assert names == 3 * [["resnet18_cifar", "resnet34_cifar"]] + 3 * [["resnet18", "resnet32"]]
+    assert {(job.config.backbone.image_size, job.config.backbone.inputs) for job in plan.all_jobs} == {(32, "cifar")}
+    memory = plan_exhibit(
+        load_exhibit("table7").select(["icarl, resnet-18", "icarl, resnet-34"]), request, Path("runs")
+    )
+    for line, cells in zip(memory.exhibit.rows, memory.jobs, strict=True):
+        backbone = create_backbone(cells[0][0].config.backbone.name)
+        with_head = sum(p.numel() for p in backbone.parameters()) + 10 * (backbone.feature_dim + 1)
+        trained, total, _ = line.published[0]
+        assert f"{with_head / 1e6:.2f}" == f"{trained.mean:.2f}" == f"{total.mean:.2f}"
+
+
+def test_the_papers_protocol_runs_on_a_small_machine(everywhere: Path) -> None:
+    request = Request("cpu", weights="tiny.safetensors", chosen={"data": {"root": str(everywhere)}})
+    plans = {name: plan_exhibit(load_exhibit(name), request, Path("runs")) for name in ("table1", "table3", "table9")}
+    for plan in plans.values():
+        for job in plan.all_jobs:
+            assert (job.config.backbone.name, job.config.stream.max_tasks) == ("vit_tiny", None)
+            assert (job.config.data.train_per_class, job.config.data.test_per_class) == (None, None)
+    ease = plans["table3"].jobs[0][1][0].config
+    assert (ease.base.lr, ease.train.epochs, ease.train.batch_size, ease.backbone.image_size) == (2.5e-3, 5, 16, 64)
+    assert (ease.stream.initial, ease.stream.increment) == (10, 10)
+    for name in ("table3", "table9"):
+        assert [cells[0][0].config.optimizer.name for cells in plans[name].jobs] == [
+            *("none", "sam", "looksam", "c_flat", "c_flat_turbo")
+        ]
+    duct = plans["table9"].jobs[0][0][0].config
+    assert (duct.data.name, duct.train.epochs, duct.method.settings.regularization) == ("pacs", 15, 0.01)
+    assert plans["table3"].meaning == (
+        "What differs from the paper's runs: backbone.image_size 64 (the paper: 224), backbone.name vit_tiny (the "
+        "paper: vit_base). Compare signs and ratios with the paper, not values."
+    )
+
+
+def test_numbers_have_the_score_that_was_published(own: Exhibit, everywhere: Path) -> None:
+    request = Request("paper", weights="random", chosen={"data": {"root": str(everywhere)}})
+    for name, method, score in (
+        *(("table1", "icarl", "cnn"), ("table1", "l2p", "batchwise"), ("table1", "ease", "logits")),
+        *(("table3", "l2p", "batchwise"), ("table8", "l2p", "batchwise"), ("table10", "dualprompt", "batchwise")),
+    ):
+        assert plan_exhibit(load_exhibit(name), request, Path("runs")).score_of(method) == score
+    with pytest.raises(ConfigError, match=r"Unknown score of table3 'nme'"):
+        plan_exhibit(load_exhibit("table3"), replace(request, score="nme"), Path("runs"))
+
+
+def test_both_scores_of_a_method_are_shown_by_name(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(OWN.replace("finetune", "icarl") + "scores: {icarl: cnn}\n", encoding="utf-8")
+    part = load_exhibit(str(file)).select(["plain"], ["one"])
+    for score, other in ((None, "nme"), ("nme", "cnn")):
+        request = Request("smoke", chosen=TINY, score=score)
+        found = reproduce(plan_exhibit(part, request, tmp_path))
+        (cells,) = found.entries
+        avg, *_, second = cells[0]
+        summary = RunFolder(plan_exhibit(part, request, tmp_path).all_jobs[0].out).load_summary()
+        assert avg.score == (score or "cnn")
+        assert avg.by_seed == pytest.approx([100 * summary.accuracy[avg.score].avg])
+        assert (second.metric, second.title, second.score) == (f"avg@{other}", f"Avg, {other}", other)
+        assert second.by_seed == pytest.approx([100 * summary.accuracy[other].avg])
+        assert "score" in tables(found)[0].columns
+
+
+def test_a_dry_run_shows_every_configuration_and_needs_no_data(capsys: pytest.CaptureFixture[str]) -> None:
+    from cflat.cli.main import run_app
+
+    assert run_app(["reproduce", "table3", "--rows", "c_flat", "--dry-run", "--json"]) == 0
+    values = json.loads(capsys.readouterr().out)
+    assert [run["config"]["stream"]["order_seed"] for run in values["runs"]] == 2 * [1993, 1994, 1995]
+    assert values["runs"][0]["shown_in"] == ["+C-Flat, L2P"]
+    assert values["runs"][0]["score"] == "batchwise"
+    assert values["runs"][0]["config"]["base"]["lr"] == 2e-3
 
 
 def invented(exhibit: Exhibit, scale: str = "cpu") -> Reproduction:
@@ -201,7 +284,7 @@ def invented(exhibit: Exhibit, scale: str = "cpu") -> Reproduction:
                 made.append(_entry(metric, column.title(m), published, value))
             cells.append(tuple(made))
         entries.append(tuple(cells))
-    return Reproduction(exhibit, scale, tuple(entries), plan.missing, 1)
+    return Reproduction(plan.exhibit, scale, tuple(entries), plan.missing, 1)
 
 
 def _entry(metric: str, title: str, published: Published | None, value: float) -> Entry:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import zlib
+from dataclasses import asdict, replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from cflat.config.presets import resolve_config
 from cflat.config.run_config import RunConfig
 from cflat.metrics import AccuracyMatrix
 from cflat.runs.folder import RunFolder, RunSummary
-from cflat.train import Cost
+from runs import A_COST
 
 NUM_TASKS = 5
 
@@ -82,22 +83,18 @@ def write_run(
         lines += [_epoch(task, epoch, numbers) for epoch in range(num_epochs)]
         matrix = matrix.with_stage(numbers.integers(30, 50, task + 1))
         score = {"stage_accuracy": float(matrix.stage_accuracy[-1]), "per_task": matrix.per_task.tolist()}
-        lines.append({"event": "task", "task": task, "name": f"task {task}", "scores": {"cnn": score}})
+        scores = {"cnn": score}
+        lines.append({"event": "task", "task": task, "name": f"task {task}", "scores": scores, "cost": asdict(A_COST)})
     run.metrics_file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     if is_finished:
-        cost = Cost(
+        cost = replace(
+            A_COST,
             steps=100,
-            images=1600,
-            images_per_second=float(numbers.integers(100, 900)),
             evaluations=250,
             evaluations_per_step=2.5,
+            images_per_second=float(numbers.integers(100, 900)),
             evaluations_by_kind={"sharpness.refreshed": 20, "sharpness.reused": 80},
-            nonfinite_steps=0,
-            step_seconds=0.1,
-            data_seconds=0.0,
             peak_memory_bytes=1 << 30,
-            trainable_parameters=1000,
-            flops=1e12,
         )
         write_json(run.summary_file, RunSummary(config, {"cnn": matrix}, cost, 12.0, 10).to_dict())
 
@@ -110,11 +107,10 @@ def _epoch(task: int, epoch: int, numbers: np.random.Generator) -> dict[str, Any
         "phase": "train",
         "epoch": epoch,
         "loss": float(numbers.random()),
-        "steps": steps,
-        "evaluations": 2 * steps,
-        "sharpness": {"refreshed": epoch + 1, "reused": 6 * (epoch + 1), "skipped": 3 * (epoch + 1)},
-        "flatness": {"refreshed": 0, "reused": 0, "skipped": 0},
-        "cache_age": {"sharpness": int(numbers.integers(0, 9))},
-        "nonfinite": 0,
-        "last": {},
+        "telemetry": {
+            "steps": steps,
+            "evaluations": 2 * steps,
+            "sharpness": {"refreshed": epoch + 1, "reused": 6 * (epoch + 1), "skipped": 3 * (epoch + 1)},
+            "cache_age": {"sharpness": int(numbers.integers(0, 9))},
+        },
     }

@@ -17,10 +17,10 @@ from cflat.config.commands import reproduce_command
 from cflat.config.run_config import parse_config
 from cflat.data import Outline
 from cflat.figures import Curve, FigureData, Panel
-from cflat.figures.model import MAX_POINTS
+from cflat.figures.figure import MAX_POINTS
 from cflat.figures.palette import OPTIMIZERS
 from cflat.report.build import build_page, embed_json
-from cflat.report.model import Cell, Problem, ReportData, Section, Table
+from cflat.report.page import Cell, Problem, ReportData, Section, Table
 from cflat.report.write import collect_report, write_report
 from cflat.runs.folder import RunFolder
 from report.pages import NUM_TASKS, Page, config_of, write_run
@@ -76,7 +76,9 @@ def test_groups_are_everything_but_the_seed_and_the_plain_one_is_first(runs: Pat
 
 def test_the_headline_says_gain_certainty_and_cost(runs: Path) -> None:
     (sentence,) = collect_report([runs]).data.headlines
-    assert re.search(r"C-Flat Turbo (gains|loses) \d+\.\d\d points of average accuracy (over|to) plain", sentence)
+    assert re.search(
+        r"C-Flat Turbo (gains|loses) \d+\.\d\d points of average accuracy \(cnn\) (over|to) plain", sentence
+    )
     assert "2 seeds" in sentence  # those that both have
     assert re.search(r"with [+-]\d+\.\d\d points at the end of the stream \(p = ", sentence)
     assert "2.50 evaluations per step" in sentence
@@ -461,7 +463,7 @@ def test_one_optimizer_is_singled_out_by_validation_images_alone(tmp_path: Path)
             row[: stage + 1] = [10 + (30 if name == "msam" else number)] * (stage + 1)
         file.write_text(json.dumps({**values, "validation": {"scores": scores}}))
     (sentence,) = collect_report([tmp_path]).data.headlines
-    assert sentence.startswith("M-SAM ")
+    assert sentence.startswith("MSAM ")
     assert sentence.endswith("Of 4, it is the best on validation images.")
 
 

@@ -16,25 +16,10 @@ from cflat.config.documents import parse_overrides
 from cflat.config.presets import resolve_config
 from cflat.metrics import AccuracyMatrix
 from cflat.runs.folder import MetricsLog, RunFolder, RunSummary, find_runs
-from cflat.train import Cost
-from cflat.train.records import read_records
-from runs import an_epoch
+from cflat.train.observer import read_records
+from runs import A_COST, an_epoch
 
 CONFIG = resolve_config(parse_overrides(["method=icarl", "data=digits", "preset=smoke", "optimizer=c_flat"]))
-COST = Cost(
-    steps=5,
-    images=50,
-    images_per_second=10.0,
-    evaluations=20,
-    evaluations_per_step=4.0,
-    evaluations_by_kind={"flatness.refreshed": 5},
-    nonfinite_steps=0,
-    step_seconds=0.1,
-    data_seconds=0.01,
-    peak_memory_bytes=1,
-    trainable_parameters=2,
-    flops=3.0,
-)
 KEYS = (
     *("method", "data", "optimizer", "preset", "seed", "scenario", "avg", "last", "forgetting", "accuracy_matrix"),
     *("stage_accuracy", "images_per_second", "evaluations_per_step", "step_seconds", "data_seconds"),
@@ -44,7 +29,7 @@ KEYS = (
 
 def make_summary() -> RunSummary:
     matrix = AccuracyMatrix.start([4, 4]).with_stage([4]).with_stage([2, 3])
-    return RunSummary(CONFIG, {"cnn": matrix, "nme": matrix}, COST, 1.5, num_classes=4)
+    return RunSummary(CONFIG, {"cnn": matrix, "nme": matrix}, A_COST, 1.5, num_classes=4)
 
 
 @pytest.fixture

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import json
+import shutil
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -18,10 +21,11 @@ from cflat.config.documents import parse_overrides
 from cflat.config.presets import resolve_config
 from cflat.config.run_config import RunConfig
 from cflat.methods import list_methods
-from cflat.runs.folder import RunFolder
+from cflat.runs import inference
 from cflat.runs.inference import load_predictor
 from cflat.runs.run import make_stream, run
 from cflat.train import Observer, TrainingInterrupted
+from cflat.train.checkpoint import CheckpointStore, require_plain
 from cflat.train.observer import StepEvent
 
 SMALL = ("data=digits", "preset=smoke", "stream.initial=5", "stream.increment=5")
@@ -123,7 +127,7 @@ def test_the_command_reads_files_and_folders(icarl: Path, tmp_path: Path, capsys
         (["{run}", "broken.png", "--score", "cn"], "Unknown score of icarl 'cn'. Did you mean 'cnn'?"),
         (["{run}", "broken.png", "--task", "0"], "class-incremental"),
         (["nowhere", "broken.png"], "'nowhere' does not exist"),
-        (["broken.png", "broken.png"], "holds no trained method"),
+        (["broken.png", "broken.png"], "is not a trained method"),
         ([".", "broken.png"], "is not a run directory"),
     ],
 )
@@ -154,15 +158,122 @@ def test_a_run_on_vectors_takes_vectors(tmp_path: Path) -> None:
         predictor.predict(tmp_path)
 
 
-def test_old_folders_without_class_names_ask_the_data(icarl: Path, tmp_path: Path) -> None:
-    import shutil
+def copied(run: Path, place: Path) -> Path:
+    shutil.copytree(run, place)
+    return place
 
-    copy = tmp_path / "old"
-    shutil.copytree(icarl, copy)
-    RunFolder(copy).stream_file.unlink()
-    assert load_predictor(copy).class_names == load_predictor(icarl).class_names
+
+def rejection(path: Path) -> str:
+    with pytest.raises(DataError) as caught:
+        load_predictor(path)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("file", "before", "after"),
+    [
+        ("config.yaml", "inputs: none", "inputs: imagenet"),
+        ("config.yaml", "image_size: 8", "image_size: 16"),
+        ("config.yaml", "short_side: null", "short_side: 4"),
+        ("stream.json", '"0"', '"9"'),
+    ],
+)
+def test_an_edited_file_is_rejected(file: str, before: str, after: str, icarl: Path, tmp_path: Path) -> None:
+    edited = copied(icarl, tmp_path / "run") / file
+    text = edited.read_text()
+    assert before in text
+    edited.write_text(text.replace(before, after))
+    assert "do not belong together" in rejection(edited.parent)
+
+
+def test_class_names_in_another_order_or_too_few_are_rejected(icarl: Path, tmp_path: Path) -> None:
+    file = copied(icarl, tmp_path / "run") / "stream.json"
+    values = json.loads(file.read_text())
+    file.write_text(json.dumps({**values, "class_names": values["class_names"][::-1]}))
+    assert "tasks and class names" in rejection(file.parent)
+    file.write_text(json.dumps({**values, "class_names": values["class_names"][:3]}))
+    assert "there are 3 names" in rejection(file.parent)
+    file.unlink()
+    assert "stream.json" in rejection(file.parent)
+
+
+def test_weights_that_are_not_numbers_are_rejected(icarl: Path, tmp_path: Path) -> None:
+    store = CheckpointStore(copied(icarl, tmp_path / "run") / "checkpoints")
+    state = store.load()
+    next(iter(state["method"].values())).fill_(torch.nan)
+    store.save({key: value for key, value in state.items() if key != "version"})
+    assert "NaN or infinity" in rejection(tmp_path / "run")
+    predictor = load_predictor(icarl)
+    next(predictor.method.parameters()).data.fill_(torch.nan)
+    with pytest.raises(DataError, match="scores are not numbers"):
+        predictor.predict(np.zeros((1, 8, 8, 3), np.uint8))
+    assert "NaN or infinity" in rejection(predictor.save(tmp_path / "m.pt"))
+
+
+def test_every_flipped_bit_of_an_exported_file_is_noticed(icarl: Path, tmp_path: Path) -> None:
+    content = load_predictor(icarl).save(tmp_path / "m.pt").read_bytes()
+    rng = np.random.default_rng(0)
+    for place in (0, 20, 47, 48, len(content) - 1, *rng.integers(0, len(content), 20)):
+        changed = bytearray(content)
+        changed[place] ^= 1 << int(rng.integers(8))
+        (tmp_path / "m.pt").write_bytes(changed)
+        assert "m.pt" in rejection(tmp_path / "m.pt")
+
+
+def test_a_packed_file_is_rejected_before_it_is_unpacked(icarl: Path, tmp_path: Path) -> None:
+    plain, packed = io.BytesIO(), io.BytesIO()
+    torch.save({"method": {"w": torch.zeros(1 << 20)}}, plain)
+    with zipfile.ZipFile(plain) as old, zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as new:
+        for member in old.infolist():
+            new.writestr(member.filename, old.read(member))
+    file = tmp_path / "m.pt"
+    file.write_bytes(inference._MAGIC + inference._hash(packed.getvalue()) + packed.getvalue())
+    assert "packed, which torch.save never does" in rejection(file)
+    run = copied(icarl, tmp_path / "run")
+    for old_file in (run / "checkpoints").iterdir():
+        old_file.unlink()
+    digest = hashlib.blake2b(packed.getvalue(), digest_size=8).hexdigest()
+    (run / "checkpoints" / f"000009-{digest}.pt").write_bytes(packed.getvalue())
+    assert "all are damaged" in rejection(run)
+
+
+def test_a_tensor_that_shows_more_than_it_holds_is_rejected() -> None:
+    for wrong in (torch.zeros(1).expand(1 << 40), torch.zeros(2, dtype=torch.complex64), torch.zeros(2, device="meta")):
+        with pytest.raises(DataError, match=r"a\.0 "):
+            require_plain({"a": [wrong]})
+    shared: list[object] = [torch.zeros(3)[1:]]
+    for _ in range(100):  # counted as often as it is named, this would never end
+        shared = [shared, shared]
+    require_plain(shared)
 
 
 def test_the_file_loads_without_running_code(icarl: Path, tmp_path: Path) -> None:
     path = load_predictor(icarl).save(tmp_path / "m.pt")
-    assert torch.load(path, weights_only=True)["num_tasks"] == 2
+    content = path.read_bytes().split(b"\n", 2)[2]
+    assert torch.load(io.BytesIO(content), weights_only=True)["num_tasks"] == 2
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("config.backbone.name", "timm:hf-hub:someone/model"),
+        ("config.backbone.name", "timm:local-dir:/tmp"),
+        ("config.backbone.image_size", 1 << 20),
+        ("config.method.memory_total", "many"),
+        ("stream.class_names", None),
+        ("num_tasks", 99),
+        ("extra", torch.zeros(1).expand(1 << 40)),
+        ("method", []),
+    ],
+)
+def test_a_forged_export_is_rejected_with_its_path(key: str, value: object, icarl: Path, tmp_path: Path) -> None:
+    path = load_predictor(icarl).save(tmp_path / "m.pt")
+    values = torch.load(io.BytesIO(path.read_bytes().split(b"\n", 2)[2]), weights_only=True)
+    place, *names = values, *key.split(".")
+    for name in names[:-1]:
+        place = place[name]
+    place[names[-1]] = value
+    content = io.BytesIO()
+    torch.save(values, content)
+    path.write_bytes(inference._MAGIC + inference._hash(content.getvalue()) + content.getvalue())
+    assert str(path) in rejection(path)

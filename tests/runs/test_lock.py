@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cflat import DataError
-from cflat.runs.lock import FolderInUse, owned, refuse_if_owned
+from cflat.runs.lock import FolderInUse, owned, reject_if_owned
 from processes import Command
 
 LONG = (
@@ -23,13 +23,13 @@ LONG = (
 
 def test_an_owner_is_named_and_goes_without_a_trace(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").touch()
-    refuse_if_owned(tmp_path)
+    reject_if_owned(tmp_path)
     with owned(tmp_path):
-        for attempt in (owned(tmp_path).__enter__, lambda: refuse_if_owned(tmp_path)):
+        for attempt in (owned(tmp_path).__enter__, lambda: reject_if_owned(tmp_path)):
             with pytest.raises(FolderInUse, match=rf"is in use by process {os.getpid()} on .+ since 20.+ \(.+\)"):
                 attempt()
-    refuse_if_owned(tmp_path)
-    assert (tmp_path / ".lock").read_text() == ""
+    reject_if_owned(tmp_path)
+    assert not (tmp_path / ".owner").exists()
     with owned(tmp_path, patience=60):
         pass
 
@@ -41,6 +41,17 @@ def test_a_folder_that_stays_empty_is_not_left_behind(tmp_path: Path) -> None:
     with owned(tmp_path / "new"):
         (tmp_path / "new" / "result").touch()
     assert (tmp_path / "new" / "result").exists()
+
+
+def test_a_lock_that_is_a_link_is_rejected_and_not_followed(tmp_path: Path) -> None:
+    folder, target = tmp_path / "run", tmp_path / "target"
+    folder.mkdir()
+    target.write_text("precious")
+    (folder / ".lock").symlink_to(target)
+    for attempt in (owned(folder).__enter__, lambda: reject_if_owned(folder)):
+        with pytest.raises(DataError, match="it is a link"):
+            attempt()
+    assert target.read_text() == "precious"
 
 
 def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:
@@ -58,7 +69,7 @@ def test_what_killed_writers_have_left_is_cleared_away(tmp_path: Path) -> None:
     for name in (*leftovers, *others):
         (tmp_path / name).touch()
     with owned(tmp_path):
-        assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*others, ".lock"])
+        assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*others, ".lock", ".owner"])
 
 
 def test_a_file_system_without_locks_is_said_to_be_one(
@@ -129,7 +140,8 @@ def test_only_one_of_those_that_start_at_once_gets_the_folder(tmp_path: Path) ->
     commands = [Command("run", *LONG, "--out", "run", f"seed={seed}", folder=tmp_path) for seed in range(4)]
     owner = None
     while owner is None or sum(command.is_alive for command in commands) > 1:
-        told = (tmp_path / "run" / ".lock").read_text() if (tmp_path / "run" / ".lock").exists() else ""
+        file = tmp_path / "run" / ".owner"
+        told = file.read_text() if file.exists() else ""
         owner = next((one for one in commands if f'"process": {one.process.pid},' in told), owner)
         time.sleep(0.005)
     owner.wait_until(lambda: (tmp_path / "run" / "metrics.jsonl").exists())

@@ -16,8 +16,8 @@ from cflat.config.documents import flatten, parse_overrides
 from cflat.config.presets import resolve_config
 from cflat.runs.trackers import TRACKERS, TrackerObserver, track_run
 from cflat.train import TaskRecord
-from cflat.train.records import Score
-from runs import an_epoch
+from cflat.train.observer import Score
+from runs import A_COST, an_epoch
 
 CONFIG = resolve_config(parse_overrides(["method=icarl", "data=digits", "preset=smoke"]))
 
@@ -39,14 +39,14 @@ def test_numbers_are_passed_on_by_epoch() -> None:
     tracker = ListTracker()
     observer = TrackerObserver(lambda: tracker)
     observer.on_run_start(2, 0)
-    observer.on_epoch(an_epoch(loss=0.5, sharpness={"reused": 2}))
+    observer.on_epoch(an_epoch(loss=0.5))
     observer.load({"step": 7})
-    observer.on_task_end(TaskRecord(task=1, name="second", scores={"cnn": Score(0.25, [0.5])}, images_per_second=30.0))
+    observer.on_task_end(TaskRecord(task=1, name="second", scores={"cnn": Score(0.25, [0.5])}, cost=A_COST))
     (epoch_step, epoch), (task_step, task) = tracker.calls
-    assert (epoch_step, epoch["epoch/loss"], epoch["epoch/sharpness.reused"]) == (1, 0.5, 2)
+    assert (epoch_step, epoch["epoch/loss"], epoch["epoch/telemetry.evaluations"]) == (1, 0.5, 8)
     assert "epoch/phase" not in epoch
     assert (task_step, task["task/task"], task["task/scores.cnn.stage_accuracy"]) == (7, 1, 0.25)
-    assert task["task/images_per_second"] == 30.0
+    assert task["task/cost.images_per_second"] == 30.0
     assert observer.state() == {"step": 7}
 
 

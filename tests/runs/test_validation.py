@@ -44,13 +44,13 @@ def test_test_and_validation_accuracies_have_names_of_their_own(both):
 
 def test_a_run_on_validation_images_learns_the_same_and_never_reads_a_test_image(both, tmp_path, monkeypatch):
     read = set()
-    pixels = ImageSet.pixels
+    parts = ImageSet.pixel_parts
 
     def spy(images, indices, *decoded):
         read.add(id(images.store))
-        return pixels(images, indices, *decoded)
+        return parts(images, indices, *decoded)
 
-    monkeypatch.setattr(ImageSet, "pixels", spy)
+    monkeypatch.setattr(ImageSet, "pixel_parts", spy)
     summary = run(config(evaluate="validation"), tmp_path / "run")
     assert len(read) == 1  # training and validation images share a store, test images have their own
     assert summary.split == "validation"

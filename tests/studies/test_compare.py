@@ -10,6 +10,7 @@ import pytest
 
 from cflat import ConfigError, DataError
 from cflat._files import plain_values
+from cflat.cli.main import run_app
 from cflat.metrics import paired_difference
 from cflat.runs.folder import RunFolder
 from cflat.studies.compare import compare, comparison_sweep, comparison_values, write_comparison
@@ -108,3 +109,9 @@ def test_the_page_holds_everything_it_shows(compared: tuple[SweepResult, Path]) 
     assert shown.outside() == []
     assert "sam-seed1" in shown.texts
     assert any(f"{100 * comparison.rows[1].spreads['avg'].mean:.2f}" in part for part in shown.texts)
+
+
+def test_rows_that_are_equal_are_called_equal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["compare", "--method", "simplecil", "--data", "digits", "--preset", "smoke", "--seeds", "0"]
+    assert run_app([*words, "--optimizers", "none,sam", "--out", str(tmp_path), "--quiet"]) == 0
+    assert "equal to the last digit" in capsys.readouterr().out

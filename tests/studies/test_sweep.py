@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from cflat import ConfigError, DataError
 from cflat.runs.folder import RunFolder
 from cflat.studies.space import Interval, describe, parse_sweep, read_sweep
-from cflat.studies.sweep import _folder_name, plan_sweep, run_sweep, write_sweep
+from cflat.studies.sweep import folder_name, plan_sweep, run_sweep, write_sweep
 from report.pages import Page
 
 BASE = {
@@ -135,7 +135,7 @@ def test_a_range_with_few_values_ends(tmp_path: Path) -> None:
     st.dictionaries(st.sampled_from(["a.b", "optimizer.name", "c.d"]), st.text() | st.floats() | st.lists(st.text()))
 )
 def test_names_of_folders_are_safe(settings: dict[str, Any]) -> None:
-    assert re.fullmatch(r"[A-Za-z0-9._-]{0,120}", _folder_name(settings))
+    assert re.fullmatch(r"[A-Za-z0-9._-]{0,120}", folder_name(settings))
 
 
 def test_values_that_look_alike_get_folders_of_their_own(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from cflat.runs.jobs import Job, SerialExecutor, finish_jobs
 from cflat.studies.compare import compare
 from cflat.studies.curve import plateau, rate_curves, write_curves
 from cflat.studies.space import Interval
-from cflat.studies.tune import _stages, parse_range, tune, write_search
+from cflat.studies.tune import parse_range, stages_of, tune, write_search
 from cflat.studies.tuned import Tuning, read_tuning
 
 SMOKE: dict[str, Any] = {
@@ -32,21 +32,44 @@ SMOKE: dict[str, Any] = {
     "stream": {"max_tasks": 2},
     "runtime": {"threads": 1},
 }
+BEHIND = merge(SMOKE, {"train": {"epochs": 4}, "data": {"train_per_class": 20}})
+"""With these, a learning rate of 1e-9 is behind after the first task."""
 KILLED = """
 import json, os, signal, sys
+import optuna
+from optuna.samplers import BaseSampler, TPESampler
 from cflat.runs.jobs import SerialExecutor
 from cflat.studies.tune import tune
 from cflat.train import Observer
 
+chosen, out, moment, options = json.loads(sys.argv[1]), sys.argv[2], sys.argv[3], json.loads(sys.argv[4])
+options["ranges"] = {key: tuple(values) for key, values in options.get("ranges", {}).items()}
+
+def kill():
+    os.kill(os.getpid(), signal.SIGKILL)
+
 class Killer(Observer):
     def on_task_end(self, record):
         if record.task == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
+            kill()
 
 def observe(job):
-    return [Killer()] if job.out.name.startswith("sam-001") else []
+    return [Killer()] if moment == "training" and job.out.name.startswith("sam-001") else []
 
-tune(json.loads(sys.argv[1]), ["none", "sam"], sys.argv[2], trials=3, executor=SerialExecutor(observe))
+def drawn(self, study, trial, name, distribution, draw=optuna.samplers.TPESampler.sample_independent):
+    if moment == "drawing" and trial.number == 1 and name == "optimizer.rho":
+        kill()  # the learning rate is drawn, the radius is not
+    return draw(self, study, trial, name, distribution)
+
+def judged(self, judge=optuna.trial.Trial.should_prune):
+    verdict = judge(self)
+    if moment == "judging" and verdict and self.number == 3:
+        kill()  # before the verdict is stored
+    return verdict
+
+TPESampler.sample_independent = drawn
+optuna.trial.Trial.should_prune = judged
+tune(chosen, ["none", "sam"], out, executor=SerialExecutor(observe), **options)
 """
 
 
@@ -131,12 +154,24 @@ def test_the_choice_is_the_same_whatever_the_test_images_and_labels_are(tmp_path
     assert chosen[0] == chosen[1] == chosen[2]
 
 
-def test_a_killed_search_goes_on_to_the_same_result(found: tuple[Path, Tuning], tmp_path: Path) -> None:
+def kill(out: Path, moment: str, chosen: dict[str, Any], **options: Any) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", KILLED, json.dumps(SMOKE), str(tmp_path / "search")]
+    command = [sys.executable, "-c", KILLED, json.dumps(chosen), str(out), moment, json.dumps(options)]
     assert subprocess.run(command, env=environment, check=False).returncode == -signal.SIGKILL
-    assert not (tmp_path / "search" / "tuned.json").exists()
+    assert not (out / "tuned.json").exists()
+
+
+@pytest.mark.parametrize("moment", ["training", "drawing"])
+def test_a_killed_search_resumes_to_the_same_result(moment: str, found: tuple[Path, Tuning], tmp_path: Path) -> None:
+    kill(tmp_path / "search", moment, SMOKE, trials=3)
     assert essence(search(tmp_path / "search")) == essence(found[1])
+
+
+def test_a_kill_before_a_verdict_is_stored_promotes_nobody(tmp_path: Path) -> None:
+    ranges = {"base.lr": (0.02, 1e-9)}
+    kill(tmp_path, "judging", BEHIND, trials=4, sampler="random", ranges=ranges)
+    trials = search(tmp_path, BEHIND, trials=4, sampler="random", ranges=ranges).optimizers["none"].trials
+    assert [(trial.state, trial.num_tasks) for trial in trials] == [*[("complete", 2)] * 3, ("pruned", 1)]
 
 
 def test_more_trials_go_on_from_those_that_are_there(found: tuple[Path, Tuning], tmp_path: Path) -> None:
@@ -148,9 +183,8 @@ def test_more_trials_go_on_from_those_that_are_there(found: tuple[Path, Tuning],
 
 
 def test_what_is_behind_ends_early(tmp_path: Path) -> None:
-    chosen = merge(SMOKE, {"train": {"epochs": 4}, "data": {"train_per_class": 20}})
     ranges = {"base.lr": (0.02, 1e-9)}
-    tuning = tune(chosen, ["none"], tmp_path, trials=4, sampler="random", search_seed=0, ranges=ranges)
+    tuning = tune(BEHIND, ["none"], tmp_path, trials=4, sampler="random", search_seed=0, ranges=ranges)
     trials = tuning.optimizers["none"].trials
     rates = [trial.settings["base.lr"] for trial in trials]
     assert rates == [0.02, 0.02, 0.02, 1e-9]
@@ -184,9 +218,9 @@ def test_the_first_task_protocol_judges_by_the_first_task_of_the_same_runs(tmp_p
 
 
 def test_stages() -> None:
-    assert _stages(10, "stream", prune=True) == [3, 6, None]
-    assert _stages(10, "stream", prune=False) == [None]
-    assert _stages(1, "stream", prune=True) == [None]
+    assert stages_of(10, "stream", prune=True) == [3, 6, None]
+    assert stages_of(10, "stream", prune=False) == [None]
+    assert stages_of(1, "stream", prune=True) == [None]
 
 
 def test_a_job_that_is_to_come_back_goes_on_later(tmp_path: Path, found: tuple[Path, Tuning]) -> None:
@@ -203,15 +237,15 @@ def test_a_job_that_is_to_come_back_goes_on_later(tmp_path: Path, found: tuple[P
 
 def test_what_an_entry_sets_is_not_searched_and_ranges_reach_those_that_have_the_key(tmp_path: Path) -> None:
     ranges = dict([parse_range("optimizer.k=2:20"), parse_range("base.lr=0.01:0.03")])
-    tuning = tune(SMOKE, ["none", "C-Flat-Turbo:rules=steady:rho=0.1"], tmp_path, trials=2, ranges=ranges)
-    assert list(read_tuning(tmp_path / "tuned.json").settings) == ["none", "c_flat_turbo:rules=steady:rho=0.1"]
+    tuning = tune(SMOKE, ["none", "C-Flat-Turbo:reading=calibrated:rho=0.1"], tmp_path, trials=2, ranges=ranges)
+    assert list(read_tuning(tmp_path / "tuned.json").settings) == ["none", "c_flat_turbo:reading=calibrated:rho=0.1"]
     plain, turbo = (tuned.trials[1].settings for tuned in tuning.optimizers.values())
     assert list(plain) == ["base.lr"]
     assert sorted(turbo) == ["base.lr", "optimizer.k"]
     assert isinstance(turbo["optimizer.k"], int)
     assert 0.01 <= turbo["base.lr"] <= 0.03
-    config = RunFolder(Path(tuning.optimizers["c_flat_turbo:rules=steady:rho=0.1"].best.runs[0])).load_config()
-    assert (config.optimizer.settings.rules, config.optimizer.settings.rho) == ("steady", 0.1)
+    config = RunFolder(Path(tuning.optimizers["c_flat_turbo:reading=calibrated:rho=0.1"].best.runs[0])).load_config()
+    assert (config.optimizer.settings.reading, config.optimizer.settings.rho) == ("calibrated", 0.1)
 
 
 def test_another_search_in_the_folder_is_refused(found: tuple[Path, Tuning]) -> None:

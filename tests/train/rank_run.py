@@ -23,27 +23,34 @@ from cflat.train import (
     RunResult,
     Runtime,
     RuntimeSettings,
+    Trainer,
     TrainingInterrupted,
     TrainSettings,
-    run_stream,
 )
 from runs import IMAGE_SIZE, tiny_method, tiny_stream
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {"none": {}, "c_flat": {"rho": 0.05}, "c_flat_turbo": {"rho": 0.05}}
 METHODS: dict[str, dict[str, Any]] = {
     "finetune": {},
+    "joint": {},
+    "lwf": {},
+    "ewc": {"weight": 10.0},
     "replay": {"memory_per_class": 3},
     "icarl": {"memory_per_class": 3},
     "memo": {"memory_per_class": 3},
+    "derpp": {"memory_per_class": 3},
+    "er_ace": {"memory_total": 20},
     "l2p": {},
     "dualprompt": {},
+    "coda_prompt": {"layers": (0, 1), "components": 3, "orthogonality": 0.0},
+    "slca": {"align_epochs": 1, "align_samples": 8},
     "simplecil": {},
     "aper": {"dropout": 0.0},
     "ranpac": {"dropout": 0.0, "double": True},
     "ease": {"dropout": 0.0},
     "duct": {"retrain_epochs": 1},
 }
-"""Without dropout: ranks draw masks of their own."""
+"""Without dropout: ranks draw masks of their own. CODA-Prompt's penalty is computed, and counted, on each."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +66,7 @@ class Case:
     poison: str = ""
     """Which image of the first task is Inf on rank 1 alone."""
     epochs: int = 1
+    ema: float | None = None
 
 
 @dataclass(frozen=True)
@@ -101,10 +109,10 @@ def learn(
 ) -> tuple[Method, RunResult]:
     stream = tiny_stream("class", 11)
     method = tiny_method(case.method, stream, config=get_method_spec(case.method).config(**METHODS[case.method]))
-    result = run_stream(
+    result = Trainer(
         method,
         stream,
-        base=BaseSettings(lr=0.02, weight_decay=1e-4),
+        base=BaseSettings(lr=0.02, weight_decay=1e-4, ema=case.ema),
         train=TrainSettings(
             epochs=case.epochs, batch_size=case.batch_size, eval_batch_size=7, accumulate=case.accumulate
         ),
@@ -113,9 +121,8 @@ def learn(
         inputs=inputs(bool(case.poison) and runtime.rank == 1),
         seed=3,
         folder=folder,
-        resume=resume,
         should_stop=should_stop,
-    )
+    ).run(resume=resume)
     return method, result
 
 

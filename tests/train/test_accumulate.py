@@ -12,7 +12,7 @@ import cflat
 from cflat.data import Batch
 from cflat.methods import StreamInfo, create_method, get_method_spec, list_methods
 from cflat.nn.backbone import create_backbone
-from cflat.train import BaseSettings, Observer, OptimizerChoice, TrainSettings, run_stream
+from cflat.train import BaseSettings, Observer, OptimizerChoice, Trainer, TrainSettings
 from cflat.train.objective import Objective
 from runs import IMAGE_SIZE, cpu, tiny_inputs, tiny_method, tiny_stream
 from shard_run import inputs
@@ -40,7 +40,7 @@ def plain_method(name, backbone="vit_smoke"):
 
 
 def run(method, inputs, optimizer="c_flat_turbo", observer=None, folder=None, **train):
-    return run_stream(
+    return Trainer(
         method,
         FEW,
         base=BaseSettings(lr=0.01),
@@ -48,10 +48,9 @@ def run(method, inputs, optimizer="c_flat_turbo", observer=None, folder=None, **
         runtime=cpu(),
         optimizer=OptimizerChoice(optimizer, {"rho": 0.05} if optimizer != "none" else {}),
         inputs=inputs,
-        observer=observer,
+        observer=observer or Observer(),
         folder=folder,
-        resume=folder is not None,
-    )
+    ).run(resume=folder is not None)
 
 
 def assert_equal_runs(make, optimizer, inputs):

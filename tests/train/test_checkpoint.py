@@ -103,12 +103,6 @@ def test_strays_are_left_alone(tmp_path):
     assert len(list(tmp_path.iterdir())) == 2 + 8
 
 
-def test_the_first_release_is_named(tmp_path):
-    torch.save({"version": 1}, tmp_path / "000003.pt")
-    with pytest.raises(DataError, match="written by the first release of cflat"):
-        CheckpointStore(tmp_path).load()
-
-
 def test_another_version_is_refused_not_passed_over(tmp_path):
     store = CheckpointStore(tmp_path)
     store.save({"number": 1})

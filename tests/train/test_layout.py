@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from cflat.train import BaseSettings, Observer, OptimizerChoice, Runtime, RuntimeSettings, TrainSettings, run_stream
+from cflat.train import BaseSettings, Observer, OptimizerChoice, Runtime, RuntimeSettings, Trainer, TrainSettings
 from runs import cpu, tiny_method, tiny_stream
 from shard_run import inputs
 
@@ -28,7 +28,7 @@ class CrashAt(Observer):
 
 def run(runtime: Runtime, observer: Observer | None = None, folder: Path | None = None):
     method = tiny_method("memo", STREAM)
-    run_stream(
+    Trainer(
         method,
         STREAM,
         base=BaseSettings(lr=0.01),
@@ -36,10 +36,9 @@ def run(runtime: Runtime, observer: Observer | None = None, folder: Path | None 
         runtime=runtime,
         optimizer=OptimizerChoice("c_flat_turbo", {"rho": 0.05}),
         inputs=inputs(),
-        observer=observer,
+        observer=observer or Observer(),
         folder=folder,
-        resume=folder is not None,
-    )
+    ).run(resume=folder is not None)
     return method
 
 

@@ -11,7 +11,7 @@ import torch
 from cflat.data import Dataset, ExemplarMemory, ImageSet, Stream, build_stream
 from cflat.data.pixels import ArrayPixels
 from cflat.metrics import AccuracyMatrix
-from cflat.train import state as run_state
+from cflat.train import TrainingInterrupted, checkpointer
 from cflat.train.checkpoint import CheckpointStore
 from runs import tiny_method, tiny_run
 
@@ -60,8 +60,8 @@ def test_large_checkpoints_are_put_off_and_nothing_is_lost(tmp_path: Path, monke
     often = tiny_run(tiny_method("replay", stream), stream, folder=_folder(tmp_path / "often"))
     assert saved == [task + border for task in range(6) for border in (0, 1)]  # after the phase and after the task
     saved.clear()
-    monkeypatch.setattr(run_state, "CHEAP_BYTES", 0)
-    monkeypatch.setattr(run_state, "SAVING_SHARE", 0.0)  # no time at all for large ones
+    monkeypatch.setattr(checkpointer, "CHEAP_BYTES", 0)
+    monkeypatch.setattr(checkpointer, "SAVING_FRACTION", 0.0)  # no time at all for large ones
     seldom = tiny_run(tiny_method("replay", stream), stream, folder=_folder(tmp_path / "seldom"))
     assert saved == [0, 6]  # the first, whose size nobody knew, and the last, which answers
     assert seldom.accuracy == often.accuracy
@@ -74,16 +74,16 @@ def test_a_stop_waits_for_the_end_of_the_task_where_its_border_was_not_saved(
 ) -> None:
     stream = many_tasks(4)
     whole = tiny_run(tiny_method("simplecil", stream), stream)
-    monkeypatch.setattr(run_state, "CHEAP_BYTES", 0)
-    monkeypatch.setattr(run_state, "SAVING_SHARE", 0.0)
+    monkeypatch.setattr(checkpointer, "CHEAP_BYTES", 0)
+    monkeypatch.setattr(checkpointer, "SAVING_FRACTION", 0.0)
     asked = iter([False] * 6)  # the stop comes in the middle of some pass
     folder = _folder(tmp_path / "cut")
-    with pytest.raises(run_state.TrainingInterrupted, match="its state is saved"):
+    with pytest.raises(TrainingInterrupted, match="its state is saved"):
         tiny_run(tiny_method("simplecil", stream), stream, folder=folder, should_stop=lambda: next(asked, True))
     state = CheckpointStore(folder / "checkpoints").load()
     assert state is not None
     assert state["position"][1:] == [0, 0, 0]  # between tasks
-    assert len(state["accuracy"]["logits"]["correct"]) == state["position"][0]
+    assert len(state["accuracy"]["test"]["logits"]["correct"]) == state["position"][0]
     resumed = tiny_run(tiny_method("simplecil", stream), stream, folder=folder, resume=True)
     assert resumed.accuracy == whole.accuracy
 

@@ -8,8 +8,8 @@ import torch
 from cflat.methods import get_method_spec
 from cflat.methods.finetune import Finetune
 from cflat.nn.backbone import create_backbone
-from cflat.train import BaseSettings, Observer, OptimizerChoice, TrainSettings, run_stream
-from cflat.train.evaluate import _is_right
+from cflat.train import BaseSettings, Observer, OptimizerChoice, Trainer, TrainSettings
+from cflat.train.evaluate import is_right
 from runs import IMAGE_SIZE, an_epoch, cpu, tiny_inputs, tiny_method, tiny_stream
 
 SMALL = 1e-3
@@ -30,7 +30,7 @@ class Norms(Observer):
 
 
 def run(method, stream, observer=None, optimizer="none", **train):
-    return run_stream(
+    return Trainer(
         method,
         stream,
         base=BaseSettings(lr=0.05),
@@ -38,8 +38,8 @@ def run(method, stream, observer=None, optimizer="none", **train):
         runtime=cpu(),
         optimizer=OptimizerChoice(optimizer),
         inputs=tiny_inputs(),
-        observer=observer,
-    )
+        observer=observer or Observer(),
+    ).run()
 
 
 @pytest.mark.parametrize("optimizer", ["none", "c_flat"])
@@ -82,8 +82,8 @@ def test_a_known_task_decides_among_its_own_classes_alone() -> None:
     scores[:, 0] = 9.0  # of another task
     scores[0, task.classes.start] = 1.0
     scores[1, task.classes.start + 2] = 1.0
-    assert _is_right(scores, labels, stream, task).tolist() == [True, False]
-    assert _is_right(scores, labels, tiny_stream("class"), task).tolist() == [False, False]
+    assert is_right(scores, labels, stream, task).tolist() == [True, False]
+    assert is_right(scores, labels, tiny_stream("class"), task).tolist() == [False, False]
 
 
 def test_observers_find_their_state_by_name() -> None:

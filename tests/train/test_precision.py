@@ -13,13 +13,13 @@ from cflat.train import (
     OptimizerChoice,
     Runtime,
     RuntimeSettings,
+    Trainer,
     TrainSettings,
-    run_stream,
 )
 from runs import cpu, tiny_inputs, tiny_method, tiny_stream
 
 STREAM = tiny_stream(per_class=6)
-TURBO = OptimizerChoice("c_flat_turbo", {"rho": 0.05, "evaluations": 1.6})
+TURBO = OptimizerChoice("c_flat_turbo", {"rho": 0.05, "k": 3, "threshold": 0.2})
 
 
 class Watch(Observer):
@@ -40,7 +40,7 @@ class Watch(Observer):
 
 def run(name: str, runtime: Runtime, observer: Observer | None = None, folder: Path | None = None):
     method = tiny_method(name, STREAM)
-    result = run_stream(
+    result = Trainer(
         method,
         STREAM,
         base=BaseSettings(lr=0.02),
@@ -48,10 +48,9 @@ def run(name: str, runtime: Runtime, observer: Observer | None = None, folder: P
         runtime=runtime,
         optimizer=TURBO,
         inputs=tiny_inputs(),
-        observer=observer,
+        observer=observer or Observer(),
         folder=folder,
-        resume=folder is not None,
-    )
+    ).run(resume=folder is not None)
     return method, result
 
 

@@ -22,7 +22,9 @@ TINY = Case("icarl", "c_flat", batch_size=3)
 MICRO = Case("icarl", "c_flat", batch_size=4, accumulate=3)
 APART = Case("icarl", batch_size=16, syncs=False)
 POISONED = Case("icarl", "c_flat", poison="first")
-ODD = {2: [LAST_OF_ONE, TINY, MICRO, APART, POISONED], 4: [LAST_OF_ONE, TINY, POISONED]}
+AVERAGED = [Case("memo", "c_flat", ema=0.8), Case("icarl", batch_size=3, ema=0.8)]
+"""BatchNorm's statistics are measured anew for the averaged weights, on shards that may be empty."""
+ODD = {2: [LAST_OF_ONE, TINY, MICRO, APART, POISONED, *AVERAGED], 4: [LAST_OF_ONE, TINY, POISONED]}
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}
 
 
@@ -84,6 +86,15 @@ def test_uneven_and_empty_shards_weigh_as_their_images(
     case: Case, num_ranks: int, by_ranks: dict[int, list[dict[Any, Any]]]
 ) -> None:
     ranks = [results[case] for results in by_ranks[num_ranks]]
+    assert_one_model(ranks)
+    assert_as_alone(ranks[0], alone(case))
+
+
+@pytest.mark.parametrize("case", AVERAGED, ids=lambda case: case.method)
+def test_averaged_weights_and_their_statistics_equal_those_of_one_rank(
+    case: Case, by_ranks: dict[int, list[dict[Any, Any]]]
+) -> None:
+    ranks = [results[case] for results in by_ranks[2]]
     assert_one_model(ranks)
     assert_as_alone(ranks[0], alone(case))
 

@@ -17,7 +17,7 @@ from cflat.train import Runtime, RuntimeSettings
 from shard_run import CASES, learn, make
 
 TESTS = Path(__file__).parents[1]
-IN_SUITE = ["finetune-turbo", "ease"]
+IN_SUITE = ["finetune-turbo", "finetune-averaged", "ease"]
 OTHERS = sorted(set(CASES) - set(IN_SUITE))
 
 
@@ -78,8 +78,8 @@ def test_each_rank_keeps_its_half_of_the_blocks_through_all_tasks(case: str, on_
     assert all(abs(one - size / 2) < 0.01 * size for one in (*kept[0], *kept[1]))
 
 
-def test_runs_that_were_stopped_go_on_bit_for_bit(on_two_ranks: list[dict]):
-    case = "finetune-turbo"
+@pytest.mark.parametrize("case", ["finetune-turbo", "finetune-averaged"])
+def test_runs_that_were_stopped_go_on_bit_for_bit(case: str, on_two_ranks: list[dict]):
     for result in on_two_ranks:
         whole, resumed = result[case], result[f"resumed-{case}"]
         assert [key for key in whole["state"] if not torch.equal(whole["state"][key], resumed["state"][key])] == []
@@ -87,8 +87,8 @@ def test_runs_that_were_stopped_go_on_bit_for_bit(on_two_ranks: list[dict]):
         assert whole["evaluations"] == resumed["evaluations"]
 
 
-def test_a_run_that_was_stopped_in_parts_goes_on_in_one(on_two_ranks: list[dict], folder: Path):
-    case = "finetune-turbo"
+@pytest.mark.parametrize("case", ["finetune-turbo", "finetune-averaged"])
+def test_a_run_that_was_stopped_in_parts_goes_on_in_one(case: str, on_two_ranks: list[dict], folder: Path):
     assert list((folder / f"stopped-{case}" / "checkpoints").glob("*.pt"))
     moved, expected = alone(case, folder / f"stopped-{case}"), alone(case)
     torch.testing.assert_close(moved["state"], expected["state"], rtol=1e-9, atol=1e-9)

@@ -107,7 +107,7 @@ def test_a_full_disk_is_said_at_the_stop(moment: str, tmp_path: Path, caplog: py
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, handler)
-    assert "Training goes on" in caplog.text
+    assert "Training continues" in caplog.text
 
 
 def test_a_folder_that_was_removed_is_said_at_the_stop(tmp_path: Path) -> None:

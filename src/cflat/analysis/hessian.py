@@ -17,12 +17,15 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Annotated, Literal
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from cflat._lazy import LazyModule
 from cflat._ranges import Count, Positive, Range, check, checked
-from cflat.analysis._krylov import Krylov, quadrature, rank
+from cflat.analysis._krylov import quadrature
 from cflat.analysis._point import Loss, Point
 from cflat.optim.engine import NonFiniteError, as_real
 
@@ -30,6 +33,11 @@ __all__ = [
     "Density", "Eigen", "Estimate", "Hessian", "hessian_vector_product", "spectrum_density", "top_eigenvalues", "trace",
 ]  # fmt: skip
 
+scipy_linalg = LazyModule("scipy.sparse.linalg")
+
+DENSE = 20
+"""Fewer weights are decomposed densely; ARPACK's usual number of vectors."""
+_ENDS = {"largest": "LA", "smallest": "SA", "magnitude": "LM"}
 _Several = Annotated[int, Range(at_least=2, integer=True)]
 
 
@@ -97,7 +105,7 @@ class Eigen:
     """|H v - value * v| of each pair with |v| = 1, measured: an eigenvalue lies within this distance of the value."""
     num_products: int
     is_converged: bool
-    """Whether all residuals reached the tolerance (by Lanczos' own estimate) before the limit of products."""
+    """Whether all of them reached the tolerance (by ARPACK's own estimate) before the limit of products."""
     vectors: list[list[Tensor]] | None = None
     """Unit eigenvectors shaped like the parameters, for slices along them; None unless asked for."""
 
@@ -150,50 +158,83 @@ def top_eigenvalues(
     seed: int = 0,
     model: nn.Module | None = None,
 ) -> Eigen:
-    """Return the ``k`` eigenvalues at one end of the Hessian's spectrum by Lanczos iteration.
+    """Return the ``k`` eigenvalues at one end of the Hessian's spectrum, by scipy's ``eigsh``.
 
-    Reorthogonalises fully. When the iteration closes an invariant subspace it restarts outside of it, which also finds
-    repeated eigenvalues; where the wanted ones converge before that (or in single precision), exact copies of them may
-    be missing. Costs at most ``max_products + k`` products and holds one vector of the parameters' size and precision
-    for each step that was needed (100 of ResNet-18 are 4.5 GB), so choose ``max_products`` accordingly.
+    That is implicitly restarted Lanczos iteration, with max(2 k + 1, 20) vectors in float64 on the host. Exact copies
+    of a repeated eigenvalue may be missing. A Hessian of no more than 20 weights is decomposed densely. If the limit of
+    products is reached first, the pairs that have converged come back, and ``is_converged`` is False.
 
     Args:
         loss: Returns the scalar loss of the present weights; no backward.
         params: The weights, all requiring a gradient.
-        k: How many eigenvalues; fewer come back when there are fewer weights or products.
+        k: How many eigenvalues; fewer come back when there are fewer weights, or some have not converged.
         which: Algebraically largest, algebraically smallest, or largest in magnitude.
-        tolerance: Residual at which a pair is done, relative to the largest eigenvalue in magnitude; above 0.
-        max_products: Limit of the iteration; at least ``k``.
+        tolerance: Residual at which a pair is done, relative to its eigenvalue; above 0.
+        max_products: Limit of the iteration, kept up to one restart; at least ``k``.
         with_vectors: Whether to return the eigenvectors, too.
         seed: Seed of the starting vector.
         model: The module whose buffers the evaluation must leave alone; optional.
     """
     check("max_products", max_products, at_least=k, integer=True)
     with Point(loss, params, model) as point:
-        hessian, generator = Hessian(point), torch.Generator().manual_seed(seed)
-
-        def draw() -> Tensor:
-            drawn = torch.randn(hessian.size, generator=generator, dtype=torch.float64)
-            return drawn.to(hessian.device, hessian.dtype)
-
-        krylov = Krylov(hessian.product, draw, tolerance)
-        k, limit = min(k, hessian.size), min(max_products, hessian.size)
-        while not (is_converged := krylov.is_settled(k, which)) and krylov.num_products < limit:
-            krylov.extend()
-        values, coordinates = krylov.ritz()
-        chosen = rank(values, which)[:k].tolist()
-        vectors = [krylov.combine(coordinates[:, index]) for index in chosen]
+        hessian = Hessian(point)
+        k = min(k, hessian.size)
+        width = min(hessian.size, max(2 * k + 1, min(DENSE, max_products)))  # vectors that the iteration holds
+        if width == hessian.size:
+            values, vectors = _dense(hessian, k, which)
+            products, is_converged = hessian.size, True
+        else:
+            values, vectors, products, is_converged = _sparse(hessian, k, which, width, tolerance, max_products, seed)
         residuals = [
-            (hessian.product(vector) - values[index] * vector).norm().item()
-            for index, vector in zip(chosen, vectors, strict=True)
+            (hessian.product(vector) - value * vector).norm().item()
+            for value, vector in zip(values, vectors, strict=True)
         ]
         return Eigen(
-            values=[values[index].item() for index in chosen],
+            values=values,
             residuals=residuals,
-            num_products=krylov.num_products + len(chosen),
+            num_products=products + len(values),
             is_converged=is_converged,
             vectors=[hessian.unflattened(vector) for vector in vectors] if with_vectors else None,
         )
+
+
+def _dense(hessian: Hessian, k: int, which: str) -> tuple[list[float], list[Tensor]]:
+    units = torch.eye(hessian.size, dtype=torch.float64, device=hessian.device)
+    matrix = torch.stack([hessian.product(unit) for unit in units])
+    values, vectors = torch.linalg.eigh((matrix + matrix.T) / 2)
+    order = _order(values, which)[:k]
+    return values[order].tolist(), list(vectors[:, order].T)
+
+
+def _sparse(
+    hessian: Hessian, k: int, which: str, width: int, tolerance: float, max_products: int, seed: int
+) -> tuple[list[float], list[Tensor], int, bool]:
+    """Return what ``eigsh`` finds, the wanted ones first, the products that it took, and whether it has found all."""
+    products = 0
+
+    def product(vector: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        nonlocal products
+        products += 1
+        return hessian.product(torch.tensor(vector, device=hessian.device)).cpu().numpy()
+
+    generator = torch.Generator().manual_seed(seed)
+    start = torch.randn(hessian.size, generator=generator, dtype=torch.float64).numpy()
+    operator = scipy_linalg.LinearOperator((hessian.size, hessian.size), matvec=product, dtype=np.float64)
+    # ARPACK counts restarts, each of width - k products, after the first width.
+    restarts = max(1, (max_products - width) // (width - k))
+    options = {"v0": start, "ncv": width, "maxiter": restarts, "tol": tolerance}
+    try:
+        values, vectors = scipy_linalg.eigsh(operator, k, which=_ENDS[which], **options)
+    except scipy_linalg.ArpackNoConvergence as error:
+        values, vectors = error.eigenvalues, error.eigenvectors
+    order = _order(torch.from_numpy(values), which)
+    found = torch.from_numpy(vectors).to(hessian.device)[:, order]
+    return [float(values[index]) for index in order], list(found.T), products, len(values) == k
+
+
+def _order(values: Tensor, which: str) -> Tensor:
+    keys = {"largest": values, "smallest": -values, "magnitude": values.abs()}[which]
+    return keys.argsort(descending=True, stable=True)
 
 
 @checked

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -19,8 +19,7 @@ from torch.optim import Optimizer
 from cflat._ranges import Count, CountOrZero, check, checked
 from cflat.analysis.recorder import GradientRecorder
 from cflat.analysis.shadow import Shadow
-from cflat.optim import TurboRules
-from cflat.optim.engine import EPS, Vector, dot, has_known_momentum, weights_ahead
+from cflat.optim.engine import EPS, Vector, dot
 
 __all__ = ["RADII", "Probe", "ProbeResult", "ProbeRow", "Stability", "probe"]
 
@@ -28,8 +27,7 @@ RADII = (0.01, 0.05, 0.2, 0.5)
 EXACT = "C-Flat"
 LASTING = 0.5
 """Cosine of a cached direction with the present one from which on reuse approximates C-Flat."""
-DEFAULT = replace(TurboRules.named("adaptive"), make_up=1)
-"""Turbo's default rules as far as they predict: what a refresh makes up for earlier steps is left out."""
+OURS = "Forecast"
 VISIBLE, DESTRUCTIVE = 0.98, 0.5
 """Cosines with the plain gradient: above the first flatness changes next to nothing, below the second nearly all."""
 
@@ -75,6 +73,9 @@ class ProbeResult:
     rows: list[ProbeRow]
     stability: list[Stability]
     verdict: str
+    """Whether flatness changes the update at the first radius, in one sentence."""
+    remarks: list[str]
+    """What it says about reuse and about approximations of C-Flat, a sentence each."""
     suggested_rho: float | None
     """The radius to try; None if none of those tried is worth it."""
 
@@ -99,9 +100,6 @@ class Probe:
         lam: Weight of the flatness term.
         beta: Length of Turbo's printed surrogate.
         k: Turbo's interval.
-        base: The optimizer that trains ``params``, if the probe shall look ahead.
-        ahead: How many steps along the momentum of ``base`` to look ahead: all directions, C-Flat's and the plain
-            gradient too, are those of the weights there. C-Flat Turbo takes its gradients 5 steps ahead.
     """
 
     def __init__(
@@ -113,18 +111,12 @@ class Probe:
         lam: float = 0.2,
         beta: float = 0.8,
         k: int = 5,
-        base: Optimizer | None = None,
-        ahead: float = 0.0,
     ) -> None:
         if not radii:
             raise ValueError("radii must hold at least one radius, got none.")
         for rho in radii:
             check("radii", rho, above=0)
-        check("ahead", ahead, at_least=0)
-        if ahead > 0 and (base is None or not has_known_momentum(base)):
-            raise ValueError("ahead follows momentum: give the SGD or Adam with momentum that trains as base.")
-        self._params = params = list(params)
-        self._base, self._ahead = base, ahead
+        params = list(params)
         self.interval = k
         self._plain = Shadow("none", params, model)
         self._lanes = [_Lane(rho, params, model, lam, beta, k) for rho in dict.fromkeys(radii)]
@@ -132,12 +124,6 @@ class Probe:
 
     def look(self, closure: Callable[[], Any]) -> bool:
         """Look at one step; False if its gradient is Inf, NaN or zero, so that there was nothing to compare."""
-        if self._base is None:
-            return self._look(closure)
-        with weights_ahead(self._params, self._base, self._ahead):
-            return self._look(closure)
-
-    def _look(self, closure: Callable[[], Any]) -> bool:
         g = self._plain.look(closure)
         if g is None or not g.tensors or g.norm == 0:
             return False
@@ -159,8 +145,8 @@ class Probe:
         exact = {row.rho: row.cosine_plain for row in rows if row.optimizer == EXACT}
         verdict, suggested = _judge(exact, first=self._lanes[0].rho)
         first = [row for row in rows if row.rho == self._lanes[0].rho]
-        said = verdict + _judge_reuse(stability[0]) + _judge_surrogates(first)
-        return ProbeResult(self.steps, rows, stability, said, suggested)
+        remarks = [said for said in (_judge_reuse(stability[0]), _judge_surrogates(first)) if said]
+        return ProbeResult(self.steps, rows, stability, verdict, remarks, suggested)
 
 
 @checked
@@ -176,7 +162,6 @@ def probe(
     lam: float = 0.2,
     beta: float = 0.8,
     k: int = 5,
-    ahead: float = 0.0,
 ) -> ProbeResult:
     """Probe any model: train it with ``base`` for a few steps and look at what flatness would change.
 
@@ -191,7 +176,6 @@ def probe(
         lam: Weight of the flatness term.
         beta: Length of Turbo's printed surrogate.
         k: Turbo's interval.
-        ahead: Steps to look ahead along the momentum of ``base``.
 
     >>> import torch
     >>> model = torch.nn.Linear(4, 3)
@@ -202,7 +186,7 @@ def probe(
     6
     """
     params = [param for group in base.param_groups for param in group["params"]]
-    watched = Probe(params, model, radii=radii, lam=lam, beta=beta, k=k, base=base, ahead=ahead)
+    watched = Probe(params, model, radii=radii, lam=lam, beta=beta, k=k)
     for index, batch in zip(range(warmup + steps), _endless(loader), strict=False):
 
         def closure(batch: Any = batch) -> Tensor:
@@ -226,17 +210,18 @@ class _Lane:
         self, rho: float, params: list[Tensor], model: nn.Module | None, lam: float, beta: float, k: int
     ) -> None:
         turbo: dict[str, Any] = {"rho": rho, "lam": lam, "beta": beta, "k": k, "schedule": False}
+        reuse = {**turbo, "trigger": False}
         self.rho = rho
         self.shadows = {
             EXACT: Shadow("c_flat", params, model, rho=rho, lam=lam),
             "SAM": Shadow("sam", params, model, rho=rho),
             "LookSAM": Shadow("looksam", params, model, rho=rho, k=k),
-            "Turbo": Shadow("c_flat_turbo", params, model, rho=rho, lam=lam, rules=DEFAULT),
-            "Turbo measured": Shadow("c_flat_turbo", params, model, rules="measured", **turbo),
-            "Turbo steady": Shadow("c_flat_turbo", params, model, rules="steady", **turbo),
-            "Turbo paper": Shadow("c_flat_turbo", params, model, rules="paper", **turbo),
-            "reuse only, steady": Shadow("c_flat_turbo", params, model, trigger=False, rules="steady", **turbo),
-            "reuse only, paper": Shadow("c_flat_turbo", params, model, trigger=False, rules="paper", **turbo),
+            OURS: Shadow("c_flat_forecast", params, model, rho=rho, lam=lam),
+            "Turbo": Shadow("c_flat_turbo", params, model, **turbo),
+            "Turbo calibrated": Shadow("c_flat_turbo", params, model, reading="calibrated", **turbo),
+            "reuse only": Shadow("c_flat_turbo", params, model, **reuse),
+            "reuse only, consistent": Shadow("c_flat_turbo", params, model, reading="consistent", **reuse),
+            "reuse only, calibrated": Shadow("c_flat_turbo", params, model, reading="calibrated", **reuse),
         }
         self.seen: dict[str, list[tuple[float, ...]]] = {name: [] for name in self.shadows}
         self.recorder = GradientRecorder(every=k, lag=k)
@@ -306,19 +291,19 @@ def _judge_reuse(stability: Stability) -> str:
         return ""
     numbers = f"cosines {kept[0]:.2f} (g_vs) and {kept[1]:.2f} (g_vf) after {stability.interval} steps"
     if min(kept) >= LASTING:
-        return f" Cached directions last: {numbers}."
-    return f" Cached directions do not last, {numbers}: reuse is a regularizer here, not an approximation of C-Flat."
+        return f"Cached directions last: {numbers}."
+    return f"Cached directions do not last, {numbers}: reuse is a regularizer here, not an approximation of C-Flat."
 
 
 def _judge_surrogates(rows: Sequence[ProbeRow]) -> str:
-    """Say which rules are nearer to C-Flat than plain training, and which are not."""
-    rules = [row for row in rows if row.optimizer not in (EXACT, "SAM") and not math.isnan(row.surrogate_error)]
-    if not rules:
+    """Say which approximations are nearer to C-Flat than plain training, and which are not."""
+    judged = [row for row in rows if row.optimizer not in (EXACT, "SAM") and not math.isnan(row.surrogate_error)]
+    if not judged:
         return ""
-    own = next(row for row in rules if row.optimizer == "Turbo")
-    farther = [row for row in rules if row.surrogate_error >= 1]
+    own = next(row for row in judged if row.optimizer == OURS)
+    farther = [row for row in judged if row.surrogate_error >= 1]
     said = (
-        f" What Turbo adds to the gradient is {own.surrogate_error:.2f} of C-Flat's increment away from it at "
+        f"What Forecast adds to the gradient is {own.surrogate_error:.2f} of C-Flat's increment away from it at "
         f"{own.evaluations_per_step:.2f} evaluations per step; plain training has 1."
     )
     names = ", ".join(f"{row.optimizer} ({row.surrogate_error:.2f})" for row in farther)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -13,14 +14,16 @@ import typer
 
 import cflat
 from cflat._errors import CFlatError, ConfigError, OtherRankFailed, shortened
-from cflat._plugins import load_plugins
-from cflat.cli.output import is_main_process, let_main_speak, own_rank
+from cflat._machine import is_out_of_memory
+from cflat._plugins import load_plugins, place_in_plugin
+from cflat.cli.output import is_main_process, let_main_speak, own_rank, screens
 
 DEBUG = "--debug"
 _MODULES = {"list": "listing", "check-data": "check_data"}
 """Commands whose name is no name of a module."""
 STOPPED = 128
 """Exit codes from here on are for stops by a signal."""
+INTERRUPTED, INTERRUPTED_TEXT = STOPPED + signal.SIGINT, "cflat: Interrupted."
 PATIENCE_SECONDS = 20.0
 """Of a rank that fails: the first one may be failing, too, and is to say so."""
 SHORT_PATIENCE_SECONDS = 3.0
@@ -31,7 +34,7 @@ app = typer.Typer(
     help="Train continual learners toward flat minima, and measure what that gains and costs.",
     epilog="""\b
 Examples:
-  cflat demo                what C-Flat and C-Flat Turbo do, on digits, in two minutes
+  cflat demo                plain SGD, C-Flat, Turbo and Forecast on digits, in two minutes
   cflat run --method icarl --data digits --optimizer c_flat_turbo
   cflat plan --method icarl --data digits --optimizer c_flat_turbo
   cflat compare --method icarl --data digits --optimizers none,c_flat,c_flat_turbo --seeds 0,1,2
@@ -89,15 +92,27 @@ def run_app(arguments: Sequence[str] | None = None) -> int:
     2 is for wrong input, 128 + n for a stop by signal n, 3 for a stop that could not save what it had.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
+    with screens():
+        try:
+            code = _run(given)
+            sys.stdout.flush()
+        except OSError as error:  # of standard output itself, such as a full disk
+            told, code = _explain(error)
+            print(told, file=sys.stderr)
+    return code
+
+
+def _run(given: list[str]) -> int:
     words = [word for word in given if word != DEBUG]
     told = ""
     try:
         # Not standalone: what is wrong with an option is told here, like everything else, and cut if it is long.
         code = app(args=_without_plugins(words), prog_name="cflat", standalone_mode=False)
         code = code if isinstance(code, int) else 0
+        told = INTERRUPTED_TEXT if code == INTERRUPTED else ""  # of a KeyboardInterrupt, typer says nothing
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
-    except Exception as error:
+    except (Exception, KeyboardInterrupt) as error:
         if len(words) < len(given):
             traceback.print_exc()
         told, code = _explain(error)
@@ -111,8 +126,10 @@ def run_app(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
-def _explain(error: Exception) -> tuple[str, int]:
+def _explain(error: BaseException) -> tuple[str, int]:
     """Return a sentence on what went wrong and the exit code, 1 for what nobody foresaw."""
+    if isinstance(error, KeyboardInterrupt | typer.Abort):
+        return INTERRUPTED_TEXT, INTERRUPTED
     usage = getattr(error, "format_message", None)  # an error of the command line itself; its class is typer's own
     if usage is not None:
         context = getattr(error, "ctx", None)
@@ -123,8 +140,11 @@ def _explain(error: Exception) -> tuple[str, int]:
     if isinstance(error, OSError):
         where = f"{str(error.filename)!r}: " if error.filename is not None else ""
         return f"cflat: {shortened(f'{where}{error.strerror or error}')}.", 2
-    if isinstance(error, MemoryError):
-        return "cflat: There is not enough memory for this.", 2
+    if is_out_of_memory(error):
+        return "cflat: There is not enough memory for this; lower the sizes among the settings.", 2
+    place = place_in_plugin(error)
+    if place is not None:
+        return f"cflat: {type(error).__name__} in the plug-in {place}: {shortened(str(error))}", 2
     text = shortened(" ".join(str(error).split()))
     return (
         f"cflat: Unexpected {type(error).__name__}: {text.rstrip('.')}. This should not happen; the same command with "

@@ -19,6 +19,9 @@ MAX_WORD = 40
 
 DataRoot = Annotated[str | None, typer.Option(help="Folder that holds the datasets; default $CFLAT_DATA")]
 Weights = Annotated[str | None, typer.Option(help="Weights of the backbone: a file, timm (download), or random")]
+Score = Annotated[
+    str | None, typer.Option("--score", help="Score to judge by, such as nme; default: the one its paper reports")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Do not show progress")]
 Overrides = Annotated[

@@ -1,17 +1,15 @@
-"""Progress of a run: a live bar on a terminal, plain lines elsewhere."""
+"""Progress of a run on standard error: a live bar on a terminal, and a line for each task (and epoch) everywhere."""
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from cflat.cli.output import percent
+from cflat.cli.output import live_console, percent, printable
 from cflat.data import Outline, Task
 from cflat.train import EpochRecord, Observer, TaskRecord
 from cflat.train.observer import StepEvent
@@ -22,11 +20,6 @@ LINE_SECONDS = 10.0
 """Between two lines of progress where there is no terminal."""
 
 
-def make_progress(label: str = "", *, every_epoch: bool = True, folder: Path | None = None) -> Observer:
-    """Return the observer that suits where standard error goes; ``folder`` knows the names of the classes."""
-    return BarProgress(label, folder) if sys.stderr.isatty() else LineProgress(label, folder, every_epoch=every_epoch)
-
-
 def close_all(observers: Iterable[Observer]) -> None:
     """Close the observers that hold something open: bars and trackers."""
     for observer in observers:
@@ -35,36 +28,34 @@ def close_all(observers: Iterable[Observer]) -> None:
             close()
 
 
-class RunClock(Observer):
-    """How much of a run is done, and how long the rest will take at the speed so far.
+class RunProgress(Observer):
+    """Show how far a run is, how fast, and how long the rest will take at the speed so far.
 
-    Tasks count alike, and within a task its phases; a method that trains in the first task alone turns out to be faster
-    than it looked.
+    Tasks count alike: a method that trains in the first task alone turns out to be faster than it looked.
+
+    Args:
+        label: Begins every line; tells runs apart.
+        folder: The run directory, which knows the names of the classes.
+        every_epoch: Whether epochs have lines of their own where there is no terminal.
     """
 
-    def __init__(self) -> None:
-        RunClock.on_run_start(self, 1, 0)
-
-    def on_run_start(self, num_tasks: int, first_task: int) -> None:
-        """Begin to count."""
-        self.num_tasks = num_tasks
-        self.fraction = self._first = first_task / num_tasks
-        self._since = time.monotonic()
-        self._phases: list[str] = []
-        self._num_phases = 1
-
-    def on_step(self, event: StepEvent) -> None:
-        """Move on within a task."""
-        if event.phase not in self._phases:
-            self._phases.append(event.phase)
-        phase = self._phases.index(event.phase)
-        self._num_phases = max(self._num_phases, len(self._phases))
-        within = (event.epoch * event.num_steps + event.step + 1) / (event.num_epochs * event.num_steps)
-        self.fraction = (event.task + (phase + within) / self._num_phases) / self.num_tasks
-
-    def on_task_end(self, record: TaskRecord) -> None:
-        """Move on to the next task."""
-        self.fraction, self._phases = (record.task + 1) / self.num_tasks, []
+    def __init__(self, label: str = "", folder: Path | None = None, *, every_epoch: bool = True) -> None:
+        self.label = f"{label}: " if label else ""
+        self.folder = folder
+        self.num_tasks, self.fraction = 1, 0.0
+        self._first, self._since = 0.0, time.monotonic()
+        self._outline: Outline | None = None
+        self._steps = self._evaluations = 0
+        self._console = live_console()
+        self._shows_epochs = every_epoch and not self._console.is_terminal
+        done, facts = TextColumn("{task.percentage:.0f} %"), TextColumn("{task.fields[facts]}")
+        columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), done, facts, TimeElapsedColumn())
+        self._bar = Progress(
+            *columns, console=self._console, transient=True, disable=not self._console.is_terminal, refresh_per_second=4
+        )
+        self._line = self._bar.add_task(f"{self.label}reading data and network", total=1, facts="")
+        self._shown = 0.0
+        self._bar.start()
 
     @property
     def left(self) -> str:
@@ -73,6 +64,72 @@ class RunClock(Observer):
         if done <= 0 or self.fraction >= 1:
             return ""
         return f"about {_duration((time.monotonic() - self._since) / done * (1 - self.fraction))} left"
+
+    def on_run_start(self, num_tasks: int, first_task: int) -> None:
+        """Begin to count; the run directory is described by now."""
+        self.num_tasks, self._since = num_tasks, time.monotonic()
+        self.fraction = self._first = first_task / num_tasks
+        if self.folder is not None:
+            from cflat.runs.folder import RunFolder
+
+            self._outline = RunFolder(self.folder).load_outline()
+        if first_task:
+            self._print(f"resumes at task {first_task + 1}/{num_tasks}")
+
+    def on_task_start(self, task: Task) -> None:
+        """Name the task; speed is measured by task."""
+        self._steps = self._evaluations = 0
+        self._show(f"{self._place(task.index, task.name)} preparing")
+
+    def on_step(self, event: StepEvent) -> None:
+        """Move the bar, a few times per second; further phases of a task leave it where it is."""
+        within = (event.epoch * event.num_steps + event.step + 1) / (event.num_epochs * event.num_steps)
+        # How many phases a task has is not known before it is over.
+        self.fraction = max(self.fraction, (event.task + within) / self.num_tasks)
+        self._steps += 1
+        self._evaluations += event.evaluations
+        now = time.monotonic()
+        if self._console.is_terminal and now - self._shown >= REFRESH_SECONDS:
+            self._shown = now
+            cost = f"{self._evaluations / self._steps:.2f} eval/step"
+            facts = "  ".join(filter(None, [f"loss {float(event.loss):.3f}", cost, self.left]))
+            phase = "training" if event.phase == "train" else event.phase
+            place = f"task {event.task + 1}/{event.num_tasks} {phase}"
+            self._show(f"{place}, epoch {event.epoch + 1}/{event.num_epochs}", facts)
+
+    def on_epoch(self, record: EpochRecord) -> None:
+        """Print the loss."""
+        if self._shows_epochs:
+            phase = "" if record.phase == "train" else f" {record.phase}"
+            place = f"task {record.task + 1}/{self.num_tasks}{phase} epoch {record.epoch + 1}"
+            cost = f"{self._evaluations / max(1, self._steps):.2f} eval/step"
+            self._print(", ".join(filter(None, [f"{place}: loss {record.loss:.4f}", cost, self.left])))
+
+    def on_task_end(self, record: TaskRecord) -> None:
+        """Print all scores, speed and evaluations, and how long the rest takes; the last task ends the bar."""
+        self.fraction = (record.task + 1) / self.num_tasks
+        scores = ", ".join(
+            f"{label}{name} {percent(score.stage_accuracy)} %"
+            for label, found in (("", record.scores), ("validation ", record.validation))
+            for name, score in found.items()
+        )
+        speed = f"{record.cost.images_per_second:.0f} img/s, {record.cost.evaluations_per_step:.2f} eval/step"
+        self._print("; ".join(filter(None, [f"{self._place(record.task, record.name)}: {scores}", speed, self.left])))
+        if record.task + 1 == self.num_tasks:
+            self.close()
+
+    def close(self) -> None:
+        """Take the bar away."""
+        self._bar.stop()
+
+    def _place(self, task: int, name: str) -> str:
+        return f"task {task + 1}/{self.num_tasks} ({self._outline.title_of(task) if self._outline else name})"
+
+    def _show(self, what: str, facts: str = "") -> None:
+        self._bar.update(self._line, description=printable(self.label + what), completed=self.fraction, facts=facts)
+
+    def _print(self, text: str) -> None:
+        self._console.print(printable(self.label + text), markup=False, highlight=False, soft_wrap=True)
 
 
 def _duration(seconds: float) -> str:
@@ -86,138 +143,22 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
-class _Progress(RunClock):
-    """What both kinds of progress say: the place in the run, what its tasks are about, and how each one ended."""
-
-    def __init__(self, label: str, folder: Path | None) -> None:
-        super().__init__()
-        self.label = label
-        self.folder = folder
-        self._outline: Outline | None = None
-
-    def on_run_start(self, num_tasks: int, first_task: int) -> None:
-        """Begin to count; the run directory is described by now."""
-        super().on_run_start(num_tasks, first_task)
-        if self.folder is not None:
-            from cflat.runs.folder import RunFolder
-
-            self._outline = RunFolder(self.folder).load_outline()
-
-    def on_task_end(self, record: TaskRecord) -> None:
-        """Say all scores, speed and evaluations, and how long the rest takes."""
-        super().on_task_end(record)
-        scores = ", ".join(
-            f"{label}{name} {percent(score.stage_accuracy)} %"
-            for label, found in (("", record.scores), ("validation ", record.validation))
-            for name, score in found.items()
-        )
-        speed = f"{record.images_per_second:.0f} img/s, {record.evaluations_per_step:.2f} eval/step"
-        self._say("; ".join(filter(None, [f"{self._place(record.task, record.name)}: {scores}", speed, self.left])))
-
-    def _place(self, task: int, name: str) -> str:
-        return f"task {task + 1}/{self.num_tasks} ({self._outline.title_of(task) if self._outline else name})"
-
-    def _say(self, text: str) -> None:
-        print(self.label + text, file=sys.stderr, flush=True)
-
-
-class LineProgress(_Progress):
-    """One line per task, and per epoch if asked for."""
-
-    def __init__(self, label: str = "", folder: Path | None = None, *, every_epoch: bool = True) -> None:
-        super().__init__(f"{label}: " if label else "", folder)
-        self.every_epoch = every_epoch
-
-    def on_run_start(self, num_tasks: int, first_task: int) -> None:
-        """Say where a resumed run goes on."""
-        super().on_run_start(num_tasks, first_task)
-        if first_task:
-            self._say(f"resumes at task {first_task + 1}/{num_tasks}")
-
-    def on_epoch(self, record: EpochRecord) -> None:
-        """Say the loss."""
-        if self.every_epoch:
-            phase = "" if record.phase == "train" else f" {record.phase}"
-            place = f"task {record.task + 1}/{self.num_tasks}{phase} epoch {record.epoch + 1}"
-            cost = f"{record.evaluations / max(1, record.steps):.2f} eval/step"
-            self._say(", ".join(filter(None, [f"{place}: loss {record.loss:.4f}", cost, self.left])))
-
-
-class BarProgress(_Progress):
-    """A live bar over the whole run, with what it is doing, loss, images per second and time left."""
-
-    def __init__(self, label: str = "", folder: Path | None = None) -> None:
-        super().__init__(f"{label} " if label else "", folder)
-        share, facts = TextColumn("{task.percentage:.0f} %"), TextColumn("{task.fields[facts]}")
-        columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), share, facts, TimeElapsedColumn())
-        self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
-        self._line = self._bar.add_task(f"{self.label}reading data and network", total=1, facts="")
-        self._shown = self._task_since = time.monotonic()
-        self._images = self._evaluations = self._steps = 0
-        self._bar.start()
-
-    def on_task_start(self, task: Task) -> None:
-        """Say what comes; speed is measured by task: what lies between tasks is not training."""
-        self._task_since, self._images = time.monotonic(), 0
-        self._show(f"{self._place(task.index, task.name)} preparing")
-
-    def on_step(self, event: StepEvent) -> None:
-        """Move the bar, a few times per second."""
-        super().on_step(event)
-        self._images += event.num_images
-        self._evaluations += event.evaluations
-        self._steps += 1
-        is_last = event.step + 1 == event.num_steps and event.epoch + 1 == event.num_epochs
-        now = time.monotonic()
-        if now - self._shown < REFRESH_SECONDS and not is_last:
-            return
-        self._shown = now
-        place = f"task {event.task + 1}/{event.num_tasks}"
-        if is_last:
-            self._show(f"{place} wrapping up and testing", self.left)
-            return
-        phase = "training" if event.phase == "train" else event.phase
-        speed = f"{self._images / (now - self._task_since):.0f} img/s"
-        cost = f"{self._evaluations / self._steps:.2f} eval/step"
-        facts = "  ".join(filter(None, [f"loss {float(event.loss):.3f}", speed, cost, self.left]))
-        self._show(f"{place} {phase}, epoch {event.epoch + 1}/{event.num_epochs}", facts)
-
-    def on_task_end(self, record: TaskRecord) -> None:
-        """Print the accuracy above the bar; after the last task, take the bar away."""
-        super().on_task_end(record)
-        if record.task + 1 == self.num_tasks:
-            self.close()
-
-    def close(self) -> None:
-        """Take the bar away."""
-        self._bar.stop()
-
-    def _show(self, what: str, facts: str = "") -> None:
-        self._bar.update(self._line, description=self.label + what, completed=self.fraction, facts=facts)
-
-    def _say(self, text: str) -> None:
-        self._bar.console.print(self.label + text, highlight=False, soft_wrap=True)
-
-
 @contextmanager
 def count_images(label: str, *, is_silent: bool = False) -> Iterator[Callable[[int, int], None]]:
     """Give a function that shows how many of all images are done, and how long the rest will take."""
-    start = shown = time.monotonic()
+    console = live_console()
+    console.quiet = is_silent
+    columns = (TextColumn(label), BarColumn(bar_width=24), MofNCompleteColumn(), TimeRemainingColumn())
+    shown = time.monotonic()
 
-    def tell(done: int, total: int) -> None:
+    def show(done: int, total: int) -> None:
         nonlocal shown
+        bar.update(line, completed=done, total=total)
         now = time.monotonic()
-        if now - shown >= LINE_SECONDS or done >= total:
+        if not console.is_terminal and (now - shown >= LINE_SECONDS or done >= total):
             shown = now
-            left = (now - start) / done * (total - done)
-            print(f"{label}: {done} of {total} images, {left:.0f} s left", file=sys.stderr, flush=True)
+            console.print(f"{label}: {done} of {total} images")
 
-    if is_silent:
-        yield lambda done, total: None
-    elif sys.stderr.isatty():
-        columns = (TextColumn(label), BarColumn(bar_width=24), MofNCompleteColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-            line = bar.add_task("", total=None)
-            yield lambda done, total: bar.update(line, completed=done, total=total)
-    else:
-        yield tell
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        line = bar.add_task("", total=None)
+        yield show

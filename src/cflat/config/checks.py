@@ -5,12 +5,12 @@ from __future__ import annotations
 from cflat._errors import ConfigError
 from cflat._registry import require_known, suggest
 from cflat.config.choices import Choice
-from cflat.config.settings import BackboneSettings, DataSettings, StreamSettings
+from cflat.config.sections import BackboneSettings, DataSettings, StreamSettings
 from cflat.config.validation import quote
-from cflat.data import PRESETS, DatasetSpec, dataset_spec
+from cflat.data import INPUTS, DatasetSpec, dataset_spec
 from cflat.methods import get_method_spec, list_methods
 from cflat.nn.backbone import Family, get_backbone_spec, list_backbones
-from cflat.train.settings import BaseSettings, RuntimeSettings
+from cflat.train.settings import BaseSettings, RuntimeSettings, TrainSettings, has_weight_decay
 
 ACCELERATORS = ("auto", "cpu", "cuda", "mps")
 STRATEGIES = ("auto", "ddp", "ddp_find_unused_parameters_true", "fsdp")
@@ -24,12 +24,14 @@ def check_together(
     backbone: BackboneSettings,
     base: BaseSettings,
     runtime: RuntimeSettings,
+    train: TrainSettings,
 ) -> None:
-    """Refuse parts that do not go together."""
+    """Reject parts that do not go together."""
     spec = dataset_spec(data.name)
     _check_backbone(method, backbone)
     _check_vectors(backbone, spec)
     _check_stream(method, stream, spec)
+    _check_online(method, stream, train, base)
     _check_images(method, data, spec)
     _check_base(base)
     _check_runtime(runtime)
@@ -45,7 +47,7 @@ def backbone_family(name: str) -> Family | None:
 def _check_backbone(method: Choice, backbone: BackboneSettings) -> None:
     if not backbone.name.startswith("timm:"):
         require_known("backbone", backbone.name, list_backbones(), "timm:NAME")
-    require_known("input preset", backbone.inputs, PRESETS.names())
+    require_known("kind of inputs", backbone.inputs, INPUTS.names())
     families = get_method_spec(method.name).families
     family = backbone_family(backbone.name)
     if family is not None and family not in families:
@@ -90,6 +92,8 @@ def _check_stream(method: Choice, stream: StreamSettings, spec: DatasetSpec) -> 
     has_domains = bool(spec.domains) or spec.name in ("npz", "domains", "features")
     if stream.scenario == "domain" and not has_domains:
         raise ConfigError(f"stream.scenario 'domain' needs a dataset with domains; {spec.name!r} has none.")
+    if stream.scenario != "blurry" and (stream.disjoint, stream.blur) != (0.5, 0.1):
+        raise ConfigError("stream.disjoint and stream.blur are for blurry streams; set stream.scenario=blurry.")
     if stream.scenario != "domain" and (stream.labels != "shared" or stream.domain_order is not None):
         raise ConfigError("stream.labels and stream.domain_order are for domain streams; set stream.scenario=domain.")
     order = stream.domain_order
@@ -98,6 +102,23 @@ def _check_stream(method: Choice, stream: StreamSettings, spec: DatasetSpec) -> 
     if spec.num_classes is not None and (stream.initial or 0) > spec.num_classes:
         raise ConfigError(
             f"stream.initial must be at most {spec.num_classes}, the classes of {spec.name}, got {stream.initial}."
+        )
+
+
+def _check_online(method: Choice, stream: StreamSettings, train: TrainSettings, base: BaseSettings) -> None:
+    able = [name for name in list_methods() if get_method_spec(name).is_online]
+    if (stream.online or train.anytime_every is not None) and method.name not in able:
+        key = "stream.online" if stream.online else "train.anytime_every"
+        raise ConfigError(
+            f"{key} needs a method that sees every batch once and can answer at any time; {method.name!r} passes over "
+            f"the images of a task again. Choose among {', '.join(able)}."
+        )
+    if stream.online and (train.epochs, train.first_epochs) not in ((1, None), (1, 1)):
+        raise ConfigError("stream.online sees every batch once; leave train.epochs and train.first_epochs out.")
+    if (stream.online or train.anytime_every is not None) and base.ema is not None:
+        raise ConfigError(
+            "base.ema averages the weights when a task ends, and BatchNorm then needs its images once more: it cannot "
+            "answer at any time or see every batch once. Leave base.ema out, or stream.online and train.anytime_every."
         )
 
 
@@ -114,8 +135,10 @@ def _check_images(method: Choice, data: DataSettings, spec: DatasetSpec) -> None
 
 
 def _check_base(base: BaseSettings) -> None:
-    if base.nesterov and (base.name != "sgd" or base.momentum == 0):
-        raise ConfigError("base.nesterov needs base.name=sgd and base.momentum above 0.")
+    if (base.weight_decay or base.first_weight_decay) and not has_weight_decay(base.name):
+        raise ConfigError(
+            f"base.name {base.name!r} has no weight decay; set base.weight_decay=0 and base.first_weight_decay=null."
+        )
     if base.schedule == "multistep" and not base.milestones:
         raise ConfigError("base.schedule 'multistep' needs base.milestones, for example base.milestones=[10,15].")
     for key in ("milestones", "first_milestones"):

@@ -1,25 +1,58 @@
-"""The two sections that are a choice by name with settings of its own: the method and the optimizer."""
+"""The sections that are a choice by name with settings of its own: method, optimizer and base optimizer.
+
+The keywords of classes become pydantic models, so that a name, a type and a range are written once, where the class is.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache
 from inspect import Parameter
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-import torch
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, create_model
+from torch import Tensor
 
-from cflat._errors import ConfigError
+from cflat._errors import ConfigError, UnknownName
+from cflat._ranges import Fraction, Number, Whole
 from cflat._registry import suggest
-from cflat._settings import settings_class
+from cflat._settings import SETTINGS, Flag
 from cflat.config.validation import parse_section, quote, require_mapping
 from cflat.methods import get_method_spec
 from cflat.optim import get_optimizer_spec, optimizer_settings
+from cflat.train.perturb import FirstTask, Perturbed
+from cflat.train.settings import SHARED_BY_BASES, BaseSettings, base_class, base_keywords
 
+MODEL = ConfigDict(**SETTINGS, frozen=True)
 NOT_SETTINGS = ("options",)
 """Keywords of optimizers that a run sets itself."""
+
+OF_TRAINER: dict[str, tuple[Any, Any]] = {
+    "perturb": (
+        Perturbed,
+        Field(
+            default="all",
+            description="What is perturbed: all that is trained, norms (normalization layers, SAM-ON), adapters (and "
+            "prompts), body (all but the head). The rest is trained without.",
+        ),
+    ),
+    "first_task": (
+        FirstTask,
+        Field(
+            default="same",
+            description="same: the first task is trained as all others; plain: with the base optimizer alone, as the "
+            "official C-Flat code does.",
+        ),
+    ),
+}
+"""Settings of every optimizer with a radius that the trainer carries out: types, defaults and meanings."""
+
+
+_NUMBERS = {float: Number, int: Whole, bool: Flag}
+_RANGES: dict[str, Any] = {"momentum": Fraction}
+"""Where torch accepts what cannot be meant."""
 
 
 @dataclass(frozen=True)
@@ -28,57 +61,92 @@ class Choice:
 
     name: str
     settings: Any
-    """A frozen dataclass of the choice's own fields."""
+    """The choice's own fields, frozen; plain values, if a plug-in has it that is not here."""
 
     def keywords(self) -> dict[str, Any]:
-        """Return the settings as keywords."""
-        return {f.name: getattr(self.settings, f.name) for f in fields(self.settings)}
+        """Return the settings as keywords of the class."""
+        own = self.settings if isinstance(self.settings, Mapping) else vars(self.settings)
+        return {key: value for key, value in own.items() if key not in OF_TRAINER}
+
+    def of_trainer(self) -> dict[str, Any]:
+        """Return the settings that are the trainer's."""
+        return {name: getattr(self.settings, name) for name in OF_TRAINER if hasattr(self.settings, name)}
 
 
-def parse_method(values: object) -> Choice:
-    """Return the chosen method."""
+def parse_method(values: object, *, is_past: bool = False) -> Choice:
+    """Return the chosen method; in what is past, one that is not here has the settings that were written down."""
     name, own = _split(values, "method")
-    spec = get_method_spec(name)
+    try:
+        spec = get_method_spec(name)
+    except UnknownName:
+        if not is_past:
+            raise
+        return Choice(name, own)
     return Choice(spec.name, parse_section(spec.config, own, "method"))
 
 
-def parse_optimizer(values: object) -> Choice:
-    """Return the chosen optimizer; its own checks decide about ranges."""
+def parse_optimizer(values: object, *, is_past: bool = False) -> Choice:
+    """Return the chosen optimizer, as `parse_method` does."""
     name, own = _split(values, "optimizer")
-    spec = get_optimizer_spec(name)
-    choice = Choice(spec.name, parse_section(optimizer_config(spec.name), own, "optimizer"))
     try:
-        spec.cls(torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0, momentum=0.9), **choice.keywords())
-    except (ValueError, OverflowError) as error:
-        raise ConfigError(f"optimizer.{error}") from None
-    return choice
+        spec = get_optimizer_spec(name)
+    except UnknownName:
+        if not is_past:
+            raise
+        return Choice(name, own)
+    return Choice(spec.name, parse_section(optimizer_config(spec.name), own, "optimizer"))
 
 
 @cache
-def optimizer_config(name: str) -> type[Any]:
-    """Return a frozen dataclass of an optimizer's keywords, without those that only code can give."""
-    cls: Any = get_optimizer_spec(name).cls
-    defaults = {key: value for key, value in optimizer_settings(name).items() if key not in NOT_SETTINGS}
-    hints = _keyword_hints(cls, defaults)
-    types = {key: _without_callables(hints[key]) for key in defaults}
-    made = type(f"{cls.__name__}Settings", (), {**defaults, "__annotations__": types, "__doc__": cls.__doc__})
-    return settings_class(made)
-
-
-def _keyword_hints(cls: Any, defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the types of an optimizer's keywords; the command line can read a value only where there is one."""
+def optimizer_config(name: str) -> type[BaseModel]:
+    """Return a model of an optimizer's keywords: the annotations of its class are the only place with their ranges."""
+    cls = get_optimizer_spec(name).cls
     try:
         hints = get_type_hints(cls.__init__, include_extras=True)
     except NameError as error:
         raise ConfigError(f"{cls.__name__} cannot be configured: a type hint is unknown: {error}.") from None
-    for key, default in defaults.items():
+    fields: dict[str, Any] = {}
+    for key, default in _keywords(name).items():
         if key not in hints or default is Parameter.empty:
             lack = "type hint" if key not in hints else "default"
             raise ConfigError(
                 f"{cls.__name__} cannot be configured: its keyword {key!r} has no {lack}; "
                 f"write it as for example {key}: float = 0.1."
             )
-    return hints
+        fields[key] = (_without_callables(hints[key]), default)
+    # An optimizer of a plug-in may have a keyword of that name, which is then its own.
+    fields |= {key: OF_TRAINER[key] for key in _settings_of(name) if key not in fields}
+    return create_model(f"{cls.__name__}Settings", __config__=MODEL, __doc__=cls.__doc__, **fields)
+
+
+def parse_base(values: object) -> BaseSettings:
+    """Return the settings of the base optimizer, its own keywords among them."""
+    section = require_mapping(values, "base")
+    name = section.get("name", "sgd")
+    name = name.lower() if isinstance(name, str) else name
+    own = base_keywords(name) if isinstance(name, str) else {}
+    for key in section:
+        if key not in SHARED_BY_BASES and key not in own:
+            near = suggest(key, [*SHARED_BY_BASES, *own])
+            known = f"{', '.join(SHARED_BY_BASES)}; of {name}: {', '.join(own)}"
+            raise ConfigError(f"Unknown key {quote(f'base.{key}')}.{near} Known: {known}.")
+    keywords = dict(parse_section(base_config(name), _only(section, own), "base")) if own else {}
+    settings: BaseSettings = parse_section(
+        BaseSettings, {**_only(section, SHARED_BY_BASES), "name": name, "keywords": keywords}, "base"
+    )
+    return settings
+
+
+@cache
+def base_config(name: str) -> type[BaseModel]:
+    """Return a model of a base optimizer's own keywords."""
+    cls: Any = base_class(name)
+    hints = get_type_hints(cls.__init__, include_extras=True)
+    types = {key: _RANGES.get(key) or _plain(hints[key]) for key in base_keywords(name)}
+    # Torch writes 0 where it means 0.0; a configuration must be the same text before and after it was read.
+    defaults = {key: TypeAdapter(types[key]).validate_python(value) for key, value in base_keywords(name).items()}
+    fields: dict[str, Any] = {key: (types[key], default) for key, default in defaults.items()}
+    return create_model(f"{cls.__name__}Settings", __config__=MODEL, **fields)
 
 
 def own_settings(shared: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -92,7 +160,7 @@ def own_settings(shared: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def require_shared_settings(keys: Iterable[str], names: Iterable[str]) -> None:
-    """Refuse a setting that none of several optimizers has: it would be passed over everywhere."""
+    """Reject a setting that none of several optimizers has: it would be passed over everywhere."""
     known = list(dict.fromkeys(key for name in names for key in ("name", *_settings_of(name))))
     for key in keys:
         if key not in known:
@@ -102,8 +170,15 @@ def require_shared_settings(keys: Iterable[str], names: Iterable[str]) -> None:
             )
 
 
+def _keywords(name: str) -> dict[str, Any]:
+    """Return the keywords of an optimizer that a configuration can set, with their defaults."""
+    return {key: default for key, default in optimizer_settings(name).items() if key not in NOT_SETTINGS}
+
+
 def _settings_of(name: str) -> list[str]:
-    return [key for key in optimizer_settings(name) if key not in NOT_SETTINGS]
+    """Return the keys of an optimizer: its keywords, and what the trainer does for those that have a radius."""
+    own = list(_keywords(name))
+    return [*own, *(key for key in OF_TRAINER if "rho" in own and key not in own)]
 
 
 def _without_callables(hint: Any) -> Any:
@@ -120,3 +195,19 @@ def _split(values: object, path: str) -> tuple[str, dict[str, Any]]:
     if not isinstance(name, str):
         raise ConfigError(f"{path}.name must be given as text, got {quote(name)}. Run: cflat list {path}s")
     return name, section
+
+
+def _only(values: Mapping[str, Any], keys: Any) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if key in keys}
+
+
+def _plain(hint: Any) -> Any:
+    """Return a type without tensors, which a file cannot hold, and with numbers that are no truth values."""
+    if hint in _NUMBERS:
+        return _NUMBERS[hint]
+    if get_origin(hint) is tuple:
+        return tuple[tuple(_plain(member) for member in get_args(hint))]  # type: ignore[misc]
+    if get_origin(hint) in (Union, UnionType):
+        kept = tuple(_plain(member) for member in get_args(hint) if member is not Tensor)
+        return Union[kept]  # noqa: UP007  built at run time
+    return hint

@@ -1,4 +1,4 @@
-"""Commands that repeat a run or go on from it: what differs from its preset, and nothing else."""
+"""Commands that repeat a run or continue from it: what differs from its preset, and nothing else."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from types import UnionType
@@ -13,10 +14,11 @@ from pydantic import dataclasses
 
 from cflat._errors import ConfigError
 from cflat._registry import suggest
-from cflat.config.choices import optimizer_config
+from cflat.config.choices import base_config, optimizer_config
 from cflat.config.run_config import SECTIONS
 from cflat.methods import get_method_spec, list_methods
 from cflat.optim import get_optimizer_spec, list_optimizers
+from cflat.train.settings import base_class, list_bases
 
 
 @dataclass(frozen=True)
@@ -29,19 +31,30 @@ class Key:
     meaning: str
 
 
+KEYWORDS = Key(
+    "base.KEYWORD",
+    "any",
+    {},
+    "Further keywords of that optimizer under their own names, with its defaults, such as base.momentum (0.9 for sgd) "
+    "and base.nesterov of sgd, base.nu of qhm, base.betas of adamw; see ``cflat list keys qhm``.",
+)
+"""Stands for `BaseSettings.keywords`, which a configuration holds beside the other keys."""
+
+
 def describe_keys(of: str | None = None) -> list[Key]:
     """Return the keys that all runs share, or those of one method or optimizer."""
     if of is None:
-        return [key for section, cls in SECTIONS.items() for key in _of_settings(section, cls)]
-    methods, optimizers = list_methods(), list_optimizers()
+        keys = [key for section, cls in SECTIONS.items() for key in keys_of_settings(section, cls)]
+        return [key if key.path != "base.keywords" else KEYWORDS for key in keys]
+    methods, optimizers, bases = list_methods(), list_optimizers(), list_bases()
     name = of.replace("-", "_").lower()
     if name in methods:
-        return list(_of_settings("method", get_method_spec(name).config))
+        return list(keys_of_settings("method", get_method_spec(name).config))
     if name in optimizers:
-        meanings = _argument_docstrings(inspect.getdoc(get_optimizer_spec(name).cls) or "")
-        keys = _of_settings("optimizer", optimizer_config(name))
-        return [replace(key, meaning=meanings.get(key.path.removeprefix("optimizer."), "")) for key in keys]
-    raise ConfigError(f"No method or optimizer is called {of!r}.{suggest(name, methods + optimizers)}")
+        return list(_of_keywords("optimizer", optimizer_config(name), get_optimizer_spec(name).cls))
+    if name in bases:
+        return list(_of_keywords("base", base_config(name), base_class(name)))
+    raise ConfigError(f"No method or optimizer is called {of!r}.{suggest(name, methods + optimizers + bases)}")
 
 
 def markdown_keys() -> str:
@@ -53,7 +66,8 @@ def markdown_keys() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _of_settings(section: str, cls: type[Any]) -> Iterator[Key]:
+def keys_of_settings(section: str, cls: type[Any]) -> Iterator[Key]:
+    """Yield the keys of a settings class under the name of its section."""
     if not hasattr(cls, "__pydantic_fields__"):  # a plain dataclass, of a plug-in
         cls = dataclasses.dataclass(cls, frozen=cls.__dataclass_params__.frozen)
     own = [base.__dict__.get("__pydantic_fields__", {}) for base in reversed(cls.__mro__)]
@@ -62,6 +76,14 @@ def _of_settings(section: str, cls: type[Any]) -> Iterator[Key]:
         meaning = " ".join(meanings.get(name, "").split())
         default = list(info.default) if isinstance(info.default, tuple) else info.default
         yield Key(f"{section}.{name}", _type_name(info.annotation), default, meaning)
+
+
+def _of_keywords(section: str, config: type[Any], cls: type[Any]) -> Iterator[Key]:
+    """Yield the keywords of a class, which its docstring explains."""
+    meanings = _argument_docstrings(inspect.getdoc(cls) or "")
+    for key in keys_of_settings(section, config):
+        meaning = meanings.get(key.path.removeprefix(f"{section}."), key.meaning).strip()
+        yield replace(key, meaning=re.sub(r"\s*\(default: .*?\)", "", meaning))  # torch's, which need not be ours
 
 
 def _argument_docstrings(text: str) -> dict[str, str]:
@@ -73,9 +95,9 @@ def _argument_docstrings(text: str) -> dict[str, str]:
             break
         if line.startswith("     "):
             found[name] += " " + line.strip()
-        else:
-            name, _, meaning = line.strip().partition(": ")
-            found[name] = meaning
+        elif entry := re.match(r"(\w+)(?: \(.*?\))? ?:\s*(.*)", line.strip()):  # torch writes the type after the name
+            name = entry[1]
+            found[name] = entry[2]
     return found
 
 

@@ -1,21 +1,21 @@
 """Presets: complete settings for a method on a dataset, as tables.
 
-``paper`` is the hyperparameter table of the paper's appendix on CIFAR-100 and, as the paper says, the toolbox's
-settings elsewhere. ``pilot`` is the toolbox's settings everywhere. ``cpu`` is made for minutes on two cores with a
-pretrained ViT-Tiny at 112 pixels (or a small CNN on digits), ``smoke`` for seconds with a random network.
+``paper`` is what the paper ran: the table of its appendix on CIFAR-100, the PILOT toolbox in everything else, also in
+what PILOT's methods do otherwise than ours by default. ``pilot`` is the toolbox's settings everywhere. ``cpu`` is made
+for minutes on two cores with a pretrained ViT-Tiny at 112 pixels (or a small CNN on digits), ``smoke`` for seconds with
+a random network.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from cflat._errors import ConfigError
 from cflat._registry import require_known
 from cflat.config.checks import backbone_family
 from cflat.config.documents import Layer, merge
-from cflat.config.hyperparameters import CPU, DIGITS, PAPER, PILOT, QUIRKS, RHO, SCRATCH, USUAL_RHO, VECTORS, Recipe
+from cflat.config.hyperparameters import CPU, DIGITS, PAPER, PILOT, RHO, SCRATCH, USUAL_RHO, VECTORS, Hyperparameters
 from cflat.config.run_config import RunConfig, parse_config
 from cflat.config.validation import quote, require_mapping
 from cflat.data import DatasetSpec, dataset_spec
@@ -32,6 +32,8 @@ PRESETS: dict[str, str] = {
 
 SMOKE_IMAGES, SMOKE_STEPS = 8, 6
 """Training images of a class in a smoke run, and the least steps of a usual task: directions are cached and reused."""
+ONLINE_EVERY = {True: 100, False: 1000}
+"""Images between evaluations of an online stream, by whether the data is light."""
 BUDGETS = ("memory_total", "memory_per_class")
 """Two ways of stating an exemplar memory; they exclude each other."""
 
@@ -54,7 +56,10 @@ def resolve_config(user: Mapping[str, Any]) -> RunConfig:
     require_known("preset", preset, PRESETS)
     optimizer, backbone = (require_mapping(chosen.get(key) or {}, key) for key in ("optimizer", "backbone"))
     defaults = preset_layer(preset, method, data, backbone.get("name"))
-    defaults["optimizer"] = _optimizer(preset, optimizer, method.name)
+    defaults["optimizer"] = _optimizer(optimizer, method.name)
+    if require_mapping(chosen.get("stream") or {}, "stream").get("online") is True:
+        every = ONLINE_EVERY[data.is_light]
+        defaults = merge(defaults, {"train": {"epochs": 1, "first_epochs": None, "anytime_every": every}})
     if any(key in chosen["method"] for key in BUDGETS):
         for key in BUDGETS:  # the user's takes the place of the preset's
             defaults["method"].pop(key, None)
@@ -70,33 +75,30 @@ def preset_layer(preset: str, method: MethodSpec, data: DatasetSpec, backbone: A
     family = backbone_family(backbone) if isinstance(backbone, str) else None
     is_scratch = preset in ("paper", "pilot") and family in ("resnet", "other")
     scratch = SCRATCH.get(method.name, SCRATCH["*"])
-    recipe = scratch if is_scratch else _recipe(preset, method.name, data)
-    settings = {**_method_settings(preset, method, data, recipe), "name": method.name}
+    chosen = scratch if is_scratch else _hyperparameters(preset, method.name, data)
+    settings = {**_method_settings(preset, method, data, chosen), "name": method.name}
     return merge(
-        recipe.layer(),
+        chosen.layer(),
         {"method": settings, "backbone": _backbone(preset, method, data, backbone, family)},
         {"stream": _stream(method, data)},
         _small(preset, method, data),
     )
 
 
-def _recipe(preset: str, method: str, data: DatasetSpec) -> Recipe:
-    if preset == "paper" and data.name == "cifar100" and method in PAPER:
-        return PAPER[method]
+def _hyperparameters(preset: str, method: str, data: DatasetSpec) -> Hyperparameters:
     if preset in ("paper", "pilot"):
         rows = PILOT.get(method, PILOT["*"])
-        row = rows.get(data.name, rows["*"])
-        sound = {key: value for key, value in row.method.items() if key not in QUIRKS}
-        return row if preset == "pilot" else replace(row, method=sound)
+        own = PAPER.get(method, {}) if preset == "paper" else {}
+        return own.get(data.name) or rows.get(data.name, rows["*"])
     if data.holds_vectors:
         return VECTORS
     table = DIGITS if data.is_embedded or preset == "smoke" else CPU
     return table.get(method, table["*"])
 
 
-def _method_settings(preset: str, method: MethodSpec, data: DatasetSpec, recipe: Recipe) -> Layer:
+def _method_settings(preset: str, method: MethodSpec, data: DatasetSpec, chosen: Hyperparameters) -> Layer:
     """Return the method's settings of a row, with a budget of exemplars if it keeps some and the row has none."""
-    settings = {key: value for key, value in recipe.method.items() if method.needs_memory or key not in BUDGETS}
+    settings = {key: value for key, value in chosen.method.items() if method.needs_memory or key not in BUDGETS}
     if not method.needs_memory or any(key in settings for key in BUDGETS):
         return settings
     few = {"smoke": max(2, len(data.domains)), "cpu": 20 if data.is_embedded else 5}
@@ -112,7 +114,8 @@ def _backbone(preset: str, method: MethodSpec, data: DatasetSpec, wanted: Any, f
         size = {} if wanted not in (None, "small_cnn", "vit_smoke") else {"image_size": 8}
         return {"name": own, "inputs": "none", **size}
     if family in ("resnet", "other"):
-        return {"inputs": "cifar"}
+        size = {"image_size": 32} if family == "resnet" and data.name in ("cifar10", "cifar100") else {}
+        return {"inputs": "cifar", **size}
     if preset == "smoke":
         return {"name": "vit_smoke", "inputs": "none", "image_size": 16}
     if preset == "cpu":
@@ -142,17 +145,15 @@ def _stream(method: MethodSpec, data: DatasetSpec) -> Layer:
     return {"scenario": "class", "initial": initial, "increment": increment}
 
 
-def _optimizer(preset: str, section: Mapping[str, Any], method: str) -> Layer:
-    """Return the radius by method; the preset ``paper`` takes C-Flat Turbo as it is printed, unless told otherwise."""
+def _optimizer(section: Mapping[str, Any], method: str) -> Layer:
+    """Return the radius by method; whatever else an optimizer takes is the same with every preset."""
     try:
         spec = get_optimizer_spec(section.get("name"))  # type: ignore[arg-type]
     except ValueError:
         return {}  # parse_config says what is wrong with it
     if "rho" not in optimizer_settings(spec.name) or spec.has_own_radius:
         return {}
-    is_budget = section.get("evaluations") is not None
-    printed = {"rules": "paper", "k": 5} if preset == "paper" and spec.name == "c_flat_turbo" and not is_budget else {}
-    return {"name": spec.name, "rho": RHO.get(method, USUAL_RHO), **printed}
+    return {"name": spec.name, "rho": RHO.get(method, USUAL_RHO)}
 
 
 def _require_weights(config: RunConfig, backbone: Mapping[str, Any]) -> None:

@@ -30,7 +30,7 @@ WORDS = {
 TRUTHS = {"yes": True, "on": True, "no": False, "off": False}
 """Text in YAML 1.2; truth values where a key accepts nothing else."""
 
-_hints, _adapter = cache(get_type_hints), cache(TypeAdapter)
+_adapter = cache(TypeAdapter)
 _repr = reprlib.Repr()
 _repr.maxstring = _repr.maxother = 80
 
@@ -57,7 +57,7 @@ def parse_section(cls: type[Any], values: object, path: str) -> Any:
     """
     section = require_mapping(values, path or "The configuration")
     prefix = f"{path}." if path else ""
-    hints = _hints(cls)  # type: ignore[arg-type]  # mypy doubts that classes hash
+    hints = _hints(cls)
     for key in section:
         if key not in hints:
             known = f"{suggest(key, list(hints))} Known: {', '.join(hints)}."
@@ -67,6 +67,12 @@ def parse_section(cls: type[Any], values: object, path: str) -> Any:
         return _adapter(cls).validate_python(read)  # type: ignore[arg-type]
     except ValidationError as error:
         raise ConfigError(_explain(error, prefix)) from None
+
+
+def _hints(cls: type[Any]) -> dict[str, Any]:
+    """Return the types of the fields; a plain dataclass, of a plug-in, is no pydantic one."""
+    fields = getattr(cls, "__pydantic_fields__", None)
+    return get_type_hints(cls) if fields is None else {name: field.annotation for name, field in fields.items()}
 
 
 def _nested(value: Any, hint: Any, path: str) -> Any:
@@ -87,7 +93,12 @@ def _explain(error: ValidationError, prefix: str) -> str:
     if first["type"] == "value_error":  # a check in the settings themselves; its message starts with a field's name
         return f"{prefix}{first['ctx']['error']}"
     if first["type"] == "missing":
-        return f"{prefix}{first['loc'][0]} is missing."
+        key, *inside = first["loc"]
+        return (
+            f"{prefix}{key} must have more values, got {quote(first['input'])}."
+            if inside
+            else f"{prefix}{key} is missing."
+        )
     rule = re.split(", (?:got|unable) ", first["msg"].removeprefix("Input should be "))[0].rstrip(".")
     for theirs, ours in WORDS.items():
         rule = rule.replace(theirs, ours)

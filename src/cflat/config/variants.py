@@ -1,4 +1,4 @@
-"""The same optimizer with other settings: ``c_flat_turbo:rules=steady`` is name, settings and label in one text.
+"""The same optimizer with other settings: ``c_flat_turbo:reading=calibrated`` is name, settings and label in one text.
 
 Wherever optimizers are listed (``compare``, ``tune``, sweeps), an entry may carry settings of its own, separated by
 colons. A key without a dot is one of the optimizer's, any other key of a configuration is written in full:
@@ -46,8 +46,8 @@ class Variant:
 def parse_variant(text: str) -> Variant:
     """Read an optimizer with settings of its own.
 
-    >>> parse_variant("c_flat_turbo:rules=steady:base.lr=0.01").settings
-    {'optimizer.rules': 'steady', 'base.lr': 0.01}
+    >>> parse_variant("c_flat_turbo:reading=calibrated:base.lr=0.01").settings
+    {'optimizer.reading': 'calibrated', 'base.lr': 0.01}
     """
     name, *parts = re.split(f":{_OUTSIDE_BRACKETS}", str(text).strip())
     name = get_optimizer_spec(name).name
@@ -57,7 +57,7 @@ def parse_variant(text: str) -> Variant:
         key = key.strip() if "." in key else f"optimizer.{key.strip()}"
         if not equals or key in ("optimizer.", "optimizer.name") or key in settings:
             raise ConfigError(
-                f"An optimizer with settings is written as c_flat_turbo:rules=steady:k=10, each key once, got {text!r}."
+                f"An optimizer with settings is written as c_flat_turbo:lam=0.1:k=10, each key once, got {text!r}."
             )
         settings[key] = reduce(getitem, key.split("."), parse_overrides([f"{key}={value}"]))
     return Variant(name, settings, ":".join([name, *(part.strip() for part in parts)]))

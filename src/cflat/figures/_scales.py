@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import isfinite
 
-from cflat.figures.model import Curve, Heatmap, Mark, Panel
+from cflat.figures.figure import Curve, FigureData, Heatmap, Mark, Panel
 
 MAX_LABELLED_BARS = 12
 """More bars than this show no numbers."""
@@ -75,6 +75,12 @@ def _badness(box: Box, taken: list[Box]) -> float:
     return sum(covered) + _LETTER[1] * beyond
 
 
+def shares_scale(panel: Panel, other: Panel) -> bool:
+    """Whether two panels show the same quantity upwards, so that their heights must be comparable."""
+    is_drawn = not any(isinstance(mark, Heatmap) for mark in (*panel.marks, *other.marks))
+    return is_drawn and (panel.y_label, panel.y_scale) == (other.y_label, other.y_scale)
+
+
 def counted(panel: Panel) -> float | None:
     """Return how far the horizontal axis reaches if it counts something, such as tasks, in whole numbers alone."""
     values = [x for mark in panel.marks if isinstance(mark, Curve) for x in mark.x]
@@ -91,9 +97,13 @@ def diagonal_ends(panel: Panel) -> tuple[float, float]:
     return (min(values), max(values)) if values else (0.0, 1.0)
 
 
-def color_limits(panel: Panel) -> tuple[float, float]:
-    """Return the values of the first and last colour over all heatmaps of a panel; 0 and 1 if there is no value."""
-    maps = [mark for mark in panel.marks if isinstance(mark, Heatmap)]
+def color_limits(figure: FigureData, label: str) -> tuple[float, float]:
+    """Return the values of the first and last colour of all heatmaps that show the same quantity in a figure.
+
+    0 and 1 if there is no value.
+    """
+    marks = [mark for panel in figure.panels for mark in panel.marks]
+    maps = [mark for mark in marks if isinstance(mark, Heatmap) and mark.label == label]
     values = [value for mark in maps for row in mark.values for value in row if value is not None and isfinite(value)]
     if not values:
         return 0.0, 1.0

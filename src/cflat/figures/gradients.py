@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cflat.figures.model import Curve, FigureData, Panel, curve_through, downsampled
+from cflat.figures.figure import Curve, FigureData, Panel, curve_through, downsampled
 
 DRIFTING = ("g", "g_0", "g_vs", "g_vf")
 MAX_EPOCHS = 6

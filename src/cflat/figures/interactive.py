@@ -12,7 +12,7 @@ from textwrap import wrap
 from typing import Any
 
 from cflat.figures import _scales as scales
-from cflat.figures.model import Bars, Curve, FigureData, Heatmap, Panel
+from cflat.figures.figure import Bars, Curve, FigureData, Heatmap, Panel
 from cflat.figures.palette import GRID, INK, band_color, color_stops, group_colors, group_of
 
 PANEL_PIXELS = 300
@@ -64,7 +64,10 @@ def plot(figure: FigureData, colors: Mapping[str, str] | None = None, num_column
         place = _place(index, columns, rows, plot_pixels)
         axis = "" if index == 0 else str(index + 1)
         data += _traces(panel, chosen, axis, seen)
-        layout |= _axes(panel, axis, place)
+        layout |= _axes(panel, axis, place, figure)
+        like = next(i for i, other in enumerate(figure.panels) if other is panel or scales.shares_scale(panel, other))
+        if like < index:
+            layout[f"yaxis{axis}"]["matches"] = "y" if like == 0 else f"y{like + 1}"
         if index % columns and figure.panels[index - 1].y_label == panel.y_label:
             layout[f"yaxis{axis}"]["title"] = {"text": ""}  # the neighbour's says it
         (left, right), (low, high) = place
@@ -94,7 +97,7 @@ def _place(index: int, columns: int, rows: int, pixels: int) -> Place:
     return (left, min(1.0, left + width)), (max(0.0, top - PANEL_PIXELS / pixels), top)
 
 
-def _axes(panel: Panel, axis: str, place: Place) -> dict[str, Any]:
+def _axes(panel: Panel, axis: str, place: Place, figure: FigureData) -> dict[str, Any]:
     heatmap = next((mark for mark in panel.marks if isinstance(mark, Heatmap)), None)
     shared = {
         "gridcolor": GRID,
@@ -123,7 +126,7 @@ def _axes(panel: Panel, axis: str, place: Place) -> dict[str, Any]:
             own["type"] = "category" if any(isinstance(label, str) for label in labels) else "linear"
         up["autorange"] = "reversed"
         across["domain"][1] -= COLOR_BAR_GAP
-        axes[f"coloraxis{axis}"] = _color_axis(heatmap, panel, across["domain"][1], place[1])
+        axes[f"coloraxis{axis}"] = _color_axis(heatmap, figure, across["domain"][1], place[1])
     return axes
 
 
@@ -226,9 +229,9 @@ def _heatmap(heatmap: Heatmap) -> dict[str, Any]:
     return trace
 
 
-def _color_axis(heatmap: Heatmap, panel: Panel, x: float, stretch: tuple[float, float]) -> dict[str, Any]:
+def _color_axis(heatmap: Heatmap, figure: FigureData, x: float, stretch: tuple[float, float]) -> dict[str, Any]:
     stops = color_stops(heatmap)
-    low, high = scales.color_limits(panel)
+    low, high = scales.color_limits(figure, heatmap.label)
     return {
         "colorscale": [[index / (len(stops) - 1), color] for index, color in enumerate(stops)],
         "cmin": low,

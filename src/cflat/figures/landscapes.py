@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-from cflat.figures.model import Curve, FigureData, Heatmap, Panel, curve_through
+from cflat.figures.figure import Curve, FigureData, Heatmap, Panel, curve_through
 
 Points: TypeAlias = tuple[Sequence[float], Sequence[float]]
 """The x and y of a curve."""

@@ -6,14 +6,17 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from itertools import cycle
 
-from cflat.figures.model import Bars, Curve, FigureData, Heatmap
+from cflat.figures.figure import Bars, Curve, FigureData, Heatmap
 
 OPTIMIZERS = {
     "none": ("plain", "#4d4d4d", "#b9bec6"),
     "sam": ("SAM", "#0072b2", "#4ba3de"),
     "asam": ("ASAM", "#56b4e9", "#7cc8f2"),
     "gsam": ("GSAM", "#7f3c8d", "#b47cc1"),
-    "msam": ("M-SAM", "#8c564b", "#c08d82"),
+    "msam": ("MSAM", "#8c564b", "#c08d82"),
+    "vasso": ("VaSSO", "#44608c", "#8fa8d0"),
+    "async_sam": ("AsyncSAM", "#a0522d", "#d09a7a"),
+    "random_sam": ("Random SAM", "#5f7f3f", "#9cbf78"),
     "looksam": ("LookSAM", "#b8860b", "#e0b040"),
     "friendly_sam": ("Friendly SAM", "#cc79a7", "#dd97bd"),
     "ss_sam": ("SS-SAM", "#3a8a8a", "#63b9b9"),
@@ -22,6 +25,7 @@ OPTIMIZERS = {
     "c_flat": ("C-Flat", "#d55e00", "#f0803c"),
     "c_flat_plus": ("C-Flat++", "#e69f00", "#f3bd4a"),
     "c_flat_turbo": ("C-Flat Turbo", "#009e73", "#2fbf94"),
+    "c_flat_forecast": ("C-Flat Forecast", "#1f2a6b", "#8592e8"),
 }
 """How papers write each optimizer, and its colour in every figure, on a light and on a dark page."""
 _SHADES = (0.0, 0.45, -0.35, 0.7)
@@ -78,6 +82,7 @@ _LABELS = {
     **{title.lower(): name for name, (title, _, _) in OPTIMIZERS.items()},
     **{name: name for name in OPTIMIZERS},
     "turbo": "c_flat_turbo",
+    "forecast": "c_flat_forecast",
     "reuse only": "c_flat_turbo",
 }
 """What a label can begin with."""

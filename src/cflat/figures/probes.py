@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from cflat.figures.model import Curve, FigureData, Panel, curve_through
+from cflat.figures.figure import Curve, FigureData, Panel, curve_through
 
 
 def probe_figure(result: Mapping[str, Any], title: str) -> FigureData:
     """Return the figure of `cflat.analysis.probe.ProbeResult.to_dict`."""
-    names = list(dict.fromkeys(row["optimizer"] for row in result["rows"]))
+    known = dict.fromkeys(row["optimizer"] for row in result["rows"])
+    names = [name for name in known if not name.startswith("reuse only")]  # variants of one colour would look alike
     stability = result["stability"]
     interval = int(stability[0]["interval"]) if stability else 5
 
@@ -43,4 +44,4 @@ def probe_figure(result: Mapping[str, Any], title: str) -> FigureData:
         ),
         Panel("Cost", "radius rho", "evaluations per step", curves("evaluations_per_step"), "log"),
     ]
-    return FigureData("probe", title, panels, str(result["verdict"]), num_columns=2)
+    return FigureData("probe", title, panels, " ".join([result["verdict"], *result["remarks"]]), num_columns=2)

@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from cflat.figures.model import MAX_POINTS, Bars, Curve, FigureData, Heatmap, Mark, Panel, downsampled
+from cflat.figures.figure import MAX_POINTS, Bars, Curve, FigureData, Heatmap, Mark, Panel, downsampled
 
 BRANCHES = ("sharpness", "flatness")
 OUTCOMES = ("refreshed", "reused", "skipped")

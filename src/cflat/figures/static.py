@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from textwrap import fill
 from typing import Any, TypeAlias
@@ -19,7 +19,7 @@ from matplotlib.ticker import LogFormatter, MaxNLocator
 from cflat._errors import ConfigError
 from cflat._files import write_atomic
 from cflat.figures import _scales as scales
-from cflat.figures.model import Bars, Curve, FigureData, Heatmap, Panel
+from cflat.figures.figure import Bars, Curve, FigureData, Heatmap, Panel
 from cflat.figures.palette import GRID, INK, band_color, color_stops, group_colors, group_of, is_light
 
 FORMATS = ("svg", "pdf", "png")
@@ -62,9 +62,10 @@ def draw(figure: FigureData, colors: Mapping[str, str] | None = None) -> Figure:
         all_axes = drawn.subplots(rows, columns, squeeze=False).ravel()
         entries: Legend = {}
         for axes, panel in zip(all_axes, figure.panels, strict=False):
-            entries = {**_draw_panel(axes, panel, chosen), **entries}
+            entries = {**_draw_panel(axes, panel, chosen, figure), **entries}
             if len(figure.panels) > 1:
                 axes.set_title(panel.title)
+        _share_scales(list(all_axes), figure.panels)
         for axes in all_axes[len(figure.panels) :]:
             axes.set_axis_off()
         if len(entries) > 1:
@@ -91,7 +92,16 @@ def save(figure: FigureData, path: str | Path, colors: Mapping[str, str] | None 
     return path
 
 
-def _draw_panel(axes: Axes, panel: Panel, colors: Mapping[str, str]) -> Legend:
+def _share_scales(all_axes: Sequence[Axes], panels: Sequence[Panel]) -> None:
+    """Give panels that show the same quantity the same vertical range."""
+    for axes, panel in zip(all_axes, panels, strict=False):
+        alike = [a for a, p in zip(all_axes, panels, strict=False) if p.has_data and scales.shares_scale(panel, p)]
+        if panel.has_data and len(alike) > 1:
+            low, high = min(a.get_ylim()[0] for a in alike), max(a.get_ylim()[1] for a in alike)
+            axes.set_ylim(low, high)
+
+
+def _draw_panel(axes: Axes, panel: Panel, colors: Mapping[str, str], figure: FigureData) -> Legend:
     """Draw one panel and return its entries of the legend."""
     entries: Legend = {}
     bars = [mark for mark in panel.marks if isinstance(mark, Bars)]
@@ -104,7 +114,7 @@ def _draw_panel(axes: Axes, panel: Panel, colors: Mapping[str, str]) -> Legend:
             else:
                 _name_points(axes, mark, sides)
         elif isinstance(mark, Heatmap):
-            _draw_heatmap(axes, mark, *scales.color_limits(panel))
+            _draw_heatmap(axes, mark, *scales.color_limits(figure, mark.label))
     if bars:
         entries |= _draw_bars(axes, bars, colors)
     axes.set(xlabel=panel.x_label, ylabel=panel.y_label)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from cflat.figures.model import Bars, Curve, FigureData, Heatmap, Mark, Panel, is_number
+from cflat.figures.figure import Bars, Curve, FigureData, Heatmap, Mark, Panel, is_number
 from cflat.figures.runs import SPREAD, SweepPoint, deviation_of, sensitivity, spans_decades
 
 MAX_BARS = 12
@@ -140,8 +140,8 @@ def search_figure(title: str, trials: Sequence[TrialPoint]) -> FigureData:
     keys = numeric_keys([trial.settings for trial in trials])
     panels = [_search_panel(key, [trial for trial in trials if key in trial.settings]) for key in keys]
     caption = (
-        "One point for each trial, at the accuracy over the tasks that it came to. Dashed lines mark what was chosen; "
-        "no test image was looked at."
+        "One point for each completed trial; dashed lines mark what was chosen. Trials that were ended early stand on "
+        "the bottom line: their accuracy is over fewer tasks. No test image was looked at."
     )
     return FigureData("search", title, panels, caption)
 
@@ -165,7 +165,7 @@ def rate_figure(
 
 def _search_panel(key: str, trials: Sequence[TrialPoint]) -> Panel:
     marks = []
-    floor = 100 * min(trial.accuracy for trial in trials)
+    floor = 100 * min((trial.accuracy for trial in trials if trial.is_complete), default=0.0) - 1
     for name in dict.fromkeys(trial.name for trial in trials):
         own = [trial for trial in trials if trial.name == name and trial.is_complete]
         marks.append(_trial_points(name, key, own))
@@ -173,7 +173,10 @@ def _search_panel(key: str, trials: Sequence[TrialPoint]) -> Panel:
             place, top = float(best.settings[key]), 100 * best.accuracy
             marks.append(Curve("chosen", [place, place], [floor, top], style="dashed", group=name))
     ended = [trial for trial in trials if not trial.is_complete]
-    marks += [_trial_points(ENDED, key, ended)] if ended else []
+    if ended:  # at their own accuracy, over fewer and easier tasks, they would stand above the chosen one
+        marks.append(
+            Curve(ENDED, [float(trial.settings[key]) for trial in ended], [floor] * len(ended), style="points")
+        )
     values = [float(trial.settings[key]) for trial in trials]
     is_log = min(values) > 0 and max(values) / min(values) > 5
     label = LABELS.get(key, key)

@@ -21,7 +21,8 @@ from cflat._registry import require_known, suggest
 from cflat._settings import CountOrZero, settings_class
 from cflat.config.documents import flatten, merge, read_document
 from cflat.config.validation import parse_section, quote, require_mapping
-from cflat.figures.model import is_number
+from cflat.figures.figure import is_number
+from cflat.methods import get_method_spec
 from cflat.metrics import Spread
 from cflat.paper.measures import is_config, metric_title
 
@@ -71,12 +72,20 @@ class Line:
     group: str = ""
     """Lines of one group are compared with its first."""
     settings: dict[str, Any] = field(default_factory=dict)
+    per_column: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Further settings in some columns, by their names."""
+    scales: tuple[str, ...] = ()
+    """Scales that have this line; empty for all. A line of our own is none of the paper's runs."""
     published: tuple[tuple[Annotated[Published | None, PlainValidator(_parse_number)], ...], ...] = ()
     """For each column its numbers, ``null`` where there is none, ``59.13 ± 0.30`` with a deviation."""
 
     def number(self, column: int, metric: int) -> Published | None:
         """Return what was published there."""
         return self.published[column][metric] if self.published else None
+
+    def settings_in(self, column: Column) -> dict[str, Any]:
+        """Return what sets the runs of this line and a column apart."""
+        return merge(column.settings, self.settings, self.per_column.get(column.name, {}))
 
 
 @settings_class
@@ -104,9 +113,11 @@ class Exhibit:
     """What all runs share."""
     scales: dict[str, Any] = field(default_factory=dict)
     """Further settings at some scales."""
-    seeds: tuple[CountOrZero, ...] = (0,)
+    scores: dict[str, str] = field(default_factory=dict)
+    """The score that was published, by method; a method that is not here shows its headline."""
+    seeds: tuple[CountOrZero, ...] = (1993,)
     repeat: Literal["seed", "order"] = "seed"
-    """What a further seed changes: the random numbers of a run, or the class order as well."""
+    """What a further seed changes: the random numbers of a run, or as in PILOT the class order as well."""
     columns: tuple[Column, ...] = ()
     rows: tuple[Line, ...] = ()
     draw: Drawing = Drawing()
@@ -118,6 +129,10 @@ class Exhibit:
         """Whether all numbers are settings."""
         metrics = [metric for column in self.columns for metric in column.metrics]
         return bool(metrics) and all(map(is_config, metrics))
+
+    def at(self, scale: str) -> Exhibit:
+        """Return the lines that a scale has."""
+        return replace(self, rows=tuple(line for line in self.rows if not line.scales or scale in line.scales))
 
     def select(self, rows: Sequence[str] = (), columns: Sequence[str] = ()) -> Exhibit:
         """Return the part with these lines and columns, named by group, name, method, optimizer or dataset."""
@@ -173,6 +188,8 @@ def _parse(name: str, values: Mapping[str, Any]) -> Exhibit:
         raise ConfigError(f"{name}: every column must have a name of its own.")
     if not exhibit.seeds or len(set(exhibit.seeds)) < len(exhibit.seeds):
         raise ConfigError(f"{name}: seeds must list different seeds, got {quote(list(exhibit.seeds))}.")
+    for method, score in exhibit.scores.items():
+        require_known(f"score of {method}", score, get_method_spec(method).scores)
     for scale, settings in exhibit.scales.items():
         require_mapping(settings, f"{name}: scales.{scale}")
     _check_drawing(exhibit)
@@ -184,7 +201,7 @@ def _parse(name: str, values: Mapping[str, Any]) -> Exhibit:
 
 
 def _check_drawing(exhibit: Exhibit) -> None:
-    """Refuse a picture over settings that some line does not have, before anything is run."""
+    """Reject a picture over settings that some line does not have, before anything is run."""
     for key in filter(None, (exhibit.draw.x, exhibit.draw.by)):
         for line in exhibit.rows:
             value = flatten(merge(exhibit.settings, line.settings)).get(key)

@@ -9,11 +9,11 @@ from itertools import product
 from statistics import fmean as mean
 
 from cflat.config.documents import flatten, merge
-from cflat.figures.model import Bars, Curve, FigureData, Panel
+from cflat.figures.figure import Bars, Curve, FigureData, Panel
 from cflat.metrics import Spread, paired_difference
 from cflat.paper.exhibits import Line
 from cflat.paper.measures import unit_of
-from cflat.paper.reproduce import HERE, MEANINGS, PAPER, SPEED, Entry, Reproduction
+from cflat.paper.reproduce import HERE, PAPER, SPEED, Entry, Reproduction
 
 ACCURACY = "avg"
 
@@ -45,7 +45,7 @@ def picture(found: Reproduction) -> FigureData | None:
         panels = _over_tasks(found, exhibit.draw.stages)
     else:
         panels = _gains(found)
-    caption = f"Scale {found.scale}, {found.repeats}. {MEANINGS[found.scale]}"
+    caption = f"Scale {found.scale}, {found.repeats}. {found.meaning}".strip()
     return FigureData(exhibit.name, exhibit.title, panels, caption, num_columns=2) if panels else None
 
 

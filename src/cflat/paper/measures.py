@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from cflat._registry import require_known
 from cflat.config.documents import flatten
 from cflat.config.run_config import RunConfig
+from cflat.data import dataset_spec
+from cflat.data.stream import task_sizes
 from cflat.metrics import METRICS
 from cflat.runs.folder import RunSummary
 
-CONFIG, STAGE = "config.", "stage."
+CONFIG, STAGE, SCORED = "config.", "stage.", "@"
 
 
 @dataclass(frozen=True)
@@ -29,16 +32,20 @@ _MEASURES: dict[str, Measure] = {
     "images_per_second": Measure("Img/s", digits=1),
     "evaluations_per_step": Measure("eval/step"),
     "trainable_parameters": Measure("trained, M", 1e-6),
+    "total_parameters": Measure("all, M", 1e-6),
     "peak_memory_bytes": Measure("memory, GB", 1e-9),
 }
 
 
 def unit_of(name: str) -> Measure:
-    """Return how a number is called and shown, or refuse its name."""
+    """Return how a number is called and shown, or reject its name."""
+    name, _, score = name.partition(SCORED)
+    if score:
+        return replace(unit_of(name), title=f"{unit_of(name).title}, {score}")
     stage = _stage(name)
     if stage:
         return Measure(f"after task {stage}", 100.0)
-    require_known("metric", name, _MEASURES, "stage.N", "config.KEY")
+    require_known("metric", name, _MEASURES, "stage.N", "config.KEY", "METRIC@SCORE")
     return _MEASURES[name]
 
 
@@ -52,20 +59,52 @@ def is_config(name: str) -> bool:
     return name.startswith(CONFIG)
 
 
+def is_accuracy(name: str) -> bool:
+    """Whether a number depends on the score."""
+    name = name.partition(SCORED)[0]
+    return name in METRICS or name == "newest_task" or bool(_stage(name))
+
+
 def config_value(config: RunConfig, name: str) -> float:
-    """Return a setting that is a number; NaN where it is absent or none."""
-    value = flatten(config.to_dict()).get(name.removeprefix(CONFIG))
+    """Return a setting that is a number, or follows from some; NaN where it is absent or none."""
+    key = name.removeprefix(CONFIG)
+    value = _DERIVED[key](config) if key in _DERIVED else flatten(config.to_dict()).get(key)
     return float(value) if isinstance(value, int | float) else math.nan
 
 
 def measure(summary: RunSummary, name: str) -> float:
-    """Return a number of a finished run, as it is shown: accuracies in percent."""
+    """Return a number of a finished run, as it is shown: accuracies in percent; NaN if it has no such score."""
+    name, _, score = name.partition(SCORED)
+    if score and score not in summary.accuracy:
+        return math.nan
+    summary = summary.judged_by(score or None)
     stage, curve = _stage(name), summary.headline.stage_accuracy
     if stage:
         value = float(curve[stage - 1]) if stage <= len(curve) else math.nan
     else:
         value = float(summary.headline.per_task[-1]) if name == "newest_task" else summary.value(name)
     return unit_of(name).factor * value
+
+
+def _num_tasks(config: RunConfig) -> int | None:
+    spec, stream = dataset_spec(config.data.name), config.stream
+    if stream.scenario == "domain":
+        return len(spec.domains) or None
+    if spec.num_classes is None or stream.initial is None or stream.increment is None:
+        return None
+    return len(task_sizes(spec.num_classes, stream.initial, stream.increment))
+
+
+def _exemplars(config: RunConfig) -> float | None:
+    """Return the exemplars of a class after the last task."""
+    settings, num_classes = config.method.settings, dataset_spec(config.data.name).num_classes
+    total: int | None = getattr(settings, "memory_total", None)
+    each: int | None = getattr(settings, "memory_per_class", None)
+    return each if total is None or num_classes is None else total / num_classes
+
+
+_DERIVED: dict[str, Callable[[RunConfig], float | None]] = {"tasks": _num_tasks, "exemplars": _exemplars}
+"""What follows from several settings: number of tasks, exemplars of a class at the end."""
 
 
 def _stage(name: str) -> int:

@@ -8,35 +8,39 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from cflat._errors import ConfigError, DataError
 from cflat._registry import require_known
-from cflat.config.documents import Layer, merge
+from cflat.config.documents import Layer, flatten, merge
 from cflat.config.presets import resolve_config
 from cflat.config.run_config import RunConfig
 from cflat.config.validation import require_mapping
 from cflat.data import dataset_spec, locate_dataset
+from cflat.methods import get_method_spec
 from cflat.metrics import Spread, spread
 from cflat.paper.exhibits import Exhibit, Line, Published
-from cflat.paper.measures import config_value, is_config, measure, metric_title
+from cflat.paper.measures import SCORED, config_value, is_accuracy, is_config, measure, metric_title
 from cflat.runs.jobs import Executor, Job, run_jobs
 
-FIRST_ORDER = 1993
-"""The field's class order; a further order has the next seed."""
 SCALES: dict[str, Layer] = {
     "paper": {"preset": "paper"},
-    "cpu": {"preset": "cpu", "stream": {"max_tasks": 3}},
+    "cpu": {"preset": "paper", "backbone": {"name": "vit_tiny", "image_size": 64}},
     "smoke": {"preset": "smoke", "stream": {"max_tasks": 2}},
 }
 """What a scale sets in all runs; what the exhibit and the user say is laid over it."""
 MEANINGS = {
-    "paper": "The paper's settings.",
-    "cpu": "A small network and few images: compare signs and ratios with the paper, not values.",
+    "paper": "",
+    "cpu": "Compare signs and ratios with the paper, not values.",
     "smoke": "Tiny random networks on digits: this shows that everything runs, and nothing else.",
 }
 """What the numbers of a scale are good for."""
+UNTOLD = ("preset", "seed", "data.root", "backbone.weights", "runtime.", "stream.order_seed")
+"""Keys that do not make another experiment of a run."""
+SECOND = ("avg", "last")
+"""What is also shown of scores that were not published."""
 HERE, PAPER = "here", "the paper"
 SPEED, COUNTED = "images_per_second", "evaluations_per_step"
 SMOKE_KEEPS = ("method", "optimizer", "stream")
@@ -53,6 +57,24 @@ class Plan:
     """By line, column, seed."""
     missing: Mapping[str, str]
     """Why columns, or single lines in them, are left out, by their names."""
+    meaning: str = ""
+    """How these runs differ from the paper's, and what they are good for."""
+    score: str | None = None
+    """The score that the user asks for, in methods that have it."""
+
+    def score_of(self, method: str) -> str:
+        """Return the score by which a method is shown: the user's, the published one, or its headline."""
+        known = get_method_spec(method).scores
+        return self.score if self.score in known else self.exhibit.scores.get(method, known[0])
+
+    def users_of(self, job: Job) -> list[str]:
+        """Return the lines and columns that show a job."""
+        return [
+            f"{line.group} {line.name}, {column.name}".strip()
+            for line, cells in zip(self.exhibit.rows, self.jobs, strict=True)
+            for column, own in zip(self.exhibit.columns, cells, strict=True)
+            if job in own
+        ]
 
     @property
     def all_jobs(self) -> list[Job]:
@@ -70,6 +92,8 @@ class Entry:
     published: Published | None
     measured: Spread | None
     by_seed: tuple[float, ...] = ()
+    score: str = ""
+    """Of an accuracy: the score that it is of."""
 
     def number(self, where: str) -> Spread | None:
         """Return the number from `HERE` or from `PAPER`."""
@@ -77,7 +101,7 @@ class Entry:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for ``table.json``."""
-        values: dict[str, Any] = {"metric": self.metric, "title": self.title}
+        values: dict[str, Any] = {"metric": self.metric, "title": self.title, "score": self.score}
         for name, number in (("published", self.published), ("measured", self.measured)):
             values |= {name: number and number.mean, f"{name}_std": number and number.std}
         return {**values, "by_seed": list(self.by_seed)}
@@ -94,6 +118,8 @@ class Reproduction:
     missing: Mapping[str, str]
     num_seeds: int
     """Runs behind each number; 0 if nothing had to be run."""
+    meaning: str = ""
+    """How the runs differ from the paper's, and what they are good for."""
 
     @property
     def repeats(self) -> str:
@@ -109,6 +135,7 @@ class Reproduction:
             columns = [{"name": column.name, "entries": [entry.to_dict() for entry in cell]} for column, cell in pairs]
             rows.append({"group": line.group, "name": line.name, "columns": columns})
         head = {"name": self.exhibit.name, "title": self.exhibit.title, "note": self.exhibit.note, "scale": self.scale}
+        head["meaning"] = self.meaning
         return {**head, "num_seeds": self.num_seeds, "missing": dict(self.missing), "rows": rows}
 
 
@@ -123,6 +150,8 @@ class Request:
     """Settings of all runs, above everything that the exhibit says."""
     seeds: tuple[int, ...] = ()
     """Instead of the exhibit's own; of those, small scales take the first."""
+    score: str | None = None
+    """Shown instead of the published one, in methods that have it."""
 
     def __post_init__(self) -> None:
         if len(set(self.seeds)) < len(self.seeds):
@@ -130,30 +159,36 @@ class Request:
         require_known("scale", self.scale, SCALES)
 
 
-def plan_exhibit(exhibit: Exhibit, request: Request, out: Path) -> Plan:
+def plan_exhibit(exhibit: Exhibit, request: Request, out: Path, *, needs_data: bool = True) -> Plan:
     """Plan the runs of a table below ``out``, where those that are there are reused.
 
     Every configuration is checked before any run begins; a `DataError` says that no dataset of the table is there.
+    Without ``needs_data`` the runs on missing data are planned as well, to be looked at.
     """
     request = replace(request, scale="paper") if exhibit.needs_no_run else request
+    exhibit = exhibit.at(request.scale)
     seeds = request.seeds or (exhibit.seeds if request.scale == "paper" else exhibit.seeds[:1])
     absences: dict[tuple[int, int], str] = {}
     planned = []
     for row, line in enumerate(exhibit.rows):
         cells: list[tuple[Job, ...]] = []
         for index, column in enumerate(exhibit.columns):
-            configs = [_config(exhibit, request, merge(column.settings, line.settings), seed) for seed in seeds]
+            configs = [_config(exhibit, request, line.settings_in(column), seed) for seed in seeds]
             try:
                 if not exhibit.needs_no_run:
                     locate_dataset(configs[0].data.name, configs[0].data.root)
-                cells.append(tuple(Job(config, out / request.scale / _folder(config)) for config in configs))
             except DataError as error:
                 absences[row, index] = str(error)
-                cells.append(())
+            is_planned = (row, index) not in absences or not needs_data
+            jobs = tuple(Job(config, out / request.scale / _folder(config)) for config in configs)
+            cells.append(jobs if is_planned else ())
         planned.append(tuple(cells))
-    if absences and len(absences) == len(exhibit.rows) * len(exhibit.columns):
+    if needs_data and absences and len(absences) == len(exhibit.rows) * len(exhibit.columns):
         raise DataError(" ".join(dict.fromkeys(absences.values())))
-    return Plan(exhibit, request.scale, tuple(planned), _missing(exhibit, absences))
+    meaning = _meaning(exhibit, request, seeds[0])
+    plan = Plan(exhibit, request.scale, tuple(planned), _missing(exhibit, absences), meaning, request.score)
+    _check_score(plan)
+    return plan
 
 
 def reproduce(plan: Plan, executor: Executor | None = None) -> Reproduction:
@@ -161,17 +196,24 @@ def reproduce(plan: Plan, executor: Executor | None = None) -> Reproduction:
     jobs = plan.all_jobs
     results = {job.out: summary for job, summary in zip(jobs, run_jobs(jobs, executor), strict=True)}
 
+    def value(job: Job, metric: str) -> float:
+        if is_config(metric):
+            return config_value(job.config, metric)
+        return measure(results[job.out].judged_by(plan.score_of(job.config.method.name)), metric)
+
     def entry(metric: str, title: str, published: Published | None, own: Sequence[Job]) -> Entry:
-        is_setting = is_config(metric)
-        values = [config_value(j.config, metric) if is_setting else measure(results[j.out], metric) for j in own]
-        known = [value for value in values if not math.isnan(value)]
-        return Entry(metric, title, published, spread(known) if known else None, tuple(values))
+        values = [value(job, metric) for job in own]
+        known = [number for number in values if not math.isnan(number)]
+        score = plan.score_of(own[0].config.method.name) if own and is_accuracy(metric) else ""
+        score = metric.partition(SCORED)[2] or score
+        return Entry(metric, title, published, spread(known) if known else None, tuple(values), score)
 
     def cell(line: Line, index: int, own: Sequence[Job]) -> tuple[Entry, ...]:
         column = plan.exhibit.columns[index]
         made = [entry(m, column.title(i), line.number(index, i), own) for i, m in enumerate(column.metrics)]
         if SPEED in column.metrics and COUNTED not in column.metrics:  # seconds depend on the machine, counts do not
             made.append(entry(COUNTED, metric_title(COUNTED), None, own))
+        made += [entry(metric, metric_title(metric), None, own) for metric in _further(plan, index)]
         return tuple(made)
 
     entries = tuple(
@@ -179,7 +221,15 @@ def reproduce(plan: Plan, executor: Executor | None = None) -> Reproduction:
         for line, cells in zip(plan.exhibit.rows, plan.jobs, strict=True)
     )
     num_seeds = max((len(own) for cells in plan.jobs for own in cells if not plan.exhibit.needs_no_run), default=0)
-    return Reproduction(plan.exhibit, plan.scale, entries, plan.missing, num_seeds)
+    return Reproduction(plan.exhibit, plan.scale, entries, plan.missing, num_seeds, plan.meaning)
+
+
+def _further(plan: Plan, column: int) -> list[str]:
+    """Return what a column also shows: Avg and Last of the scores that were not published, where lines have some."""
+    shown = [metric for metric in SECOND if metric in plan.exhibit.columns[column].metrics]
+    methods = dict.fromkeys(job.config.method.name for cells in plan.jobs for job in cells[column])
+    others = [score for method in methods for score in get_method_spec(method).scores if score != plan.score_of(method)]
+    return [f"{metric}{SCORED}{score}" for score in dict.fromkeys(others) for metric in shown]
 
 
 def watched_config(exhibit: Exhibit, request: Request) -> RunConfig:
@@ -194,13 +244,40 @@ def _config(exhibit: Exhibit, request: Request, settings: Layer, seed: int) -> R
     weights: Layer = {} if request.weights is None else {"backbone": {"weights": request.weights}}
     if scale == "smoke":
         own, weights = _tiny(own), {}
-    optimizer = own.get("optimizer")
-    is_turbo = isinstance(optimizer, Mapping) and optimizer.get("name") == "c_flat_turbo"
-    printed: Layer = {"optimizer": {"name": "c_flat_turbo", "rules": "paper"}} if is_turbo else {}
     repeat: Layer = {"seed": seed}
     if exhibit.repeat == "order":
-        repeat["stream"] = {"order_seed": FIRST_ORDER + seed}
-    return resolve_config(merge(SCALES[scale], weights, printed, own, repeat, request.chosen))
+        repeat["stream"] = {"order_seed": seed}
+    return resolve_config(merge(SCALES[scale], weights, own, repeat, request.chosen))
+
+
+def _meaning(exhibit: Exhibit, request: Request, seed: int) -> str:
+    """Say in one sentence which settings differ from the paper's, and what the numbers are good for."""
+    if request.scale == "smoke" or not exhibit.rows:
+        return MEANINGS[request.scale]
+    paper = replace(request, scale="paper", chosen={})
+    changed: dict[str, dict[tuple[Any, Any], None]] = {}
+    for line, column in product(exhibit.rows, exhibit.columns):
+        settings = line.settings_in(column)
+        here, there = (flatten(_config(exhibit, one, settings, seed).to_dict()) for one in (request, paper))
+        for key in here.keys() | there.keys():
+            if here.get(key) != there.get(key) and not key.startswith(UNTOLD):
+                changed.setdefault(key, {})[str(here.get(key)), str(there.get(key))] = None
+    if not changed:
+        return "The paper's settings."
+    texts = [f"{key} {_told(changed[key], 0)} (the paper: {_told(changed[key], 1)})" for key in sorted(changed)]
+    return f"What differs from the paper's runs: {', '.join(texts)}. {MEANINGS[request.scale]}".strip()
+
+
+def _told(pairs: Mapping[tuple[str, str], None], place: int) -> str:
+    return " or ".join(dict.fromkeys(pair[place] for pair in pairs))
+
+
+def _check_score(plan: Plan) -> None:
+    """Reject a score that no method of the table has."""
+    methods = dict.fromkeys(job.config.method.name for job in plan.all_jobs)
+    known = dict.fromkeys(score for method in methods for score in get_method_spec(method).scores)
+    if plan.score is not None:
+        require_known(f"score of {plan.exhibit.name}", plan.score, known)
 
 
 def _tiny(settings: Layer) -> Layer:

@@ -10,10 +10,10 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
+from cflat.figures.figure import FigureData
 from cflat.figures.interactive import plot
-from cflat.figures.model import FigureData
 from cflat.figures.palette import DARK
-from cflat.report.model import ReportData
+from cflat.report.page import ReportData
 
 USUAL_COLUMNS, MAX_COLUMNS = 3, 5
 """Panels in a row, of a figure that does not say how many, and of one that wants many."""

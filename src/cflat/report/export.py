@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cflat._files import csv_text, make_folder, write_atomic
 from cflat.report.groups import group_records
-from cflat.report.model import Cell, Table
+from cflat.report.page import Cell, Table
 from cflat.report.records import require_records
 from cflat.report.tables import accuracy_table, cost_table, runs_table
 
@@ -78,19 +78,20 @@ def table_csv(table: Table) -> str:
     return csv_text(zip(*columns, strict=True))
 
 
-def write_tables(folders: Sequence[str | Path], out: str | Path) -> list[Path]:
+def write_tables(folders: Sequence[str | Path], out: str | Path, score: str | None = None) -> list[Path]:
     """Write tables of accuracy, cost and single runs as ``accuracy.tex``, ``accuracy.csv`` and so on; return the files.
 
     Args:
         folders: Run directories, or folders that contain them.
         out: The folder to write to.
+        score: What runs are judged by where their method has it; None takes the headline of each.
 
     Raises:
         DataError: If there is no run that can be read, or a file cannot be written.
     """
     folder = Path(out)
     make_folder(folder)
-    records, _ = require_records(folders, "make tables of")
+    records, _ = require_records(folders, "make tables of", score)
     groups = group_records(records)
     done = [group for group in groups if group.finished]
     tables = {"accuracy": accuracy_table(groups), "cost": cost_table(done)} if done else {}

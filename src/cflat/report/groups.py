@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
 
+from cflat._errors import UnknownName
 from cflat.config.documents import flatten
-from cflat.config.run_config import RunConfig
+from cflat.config.run_config import RunConfig, neutral_keys
 from cflat.data import Split
 from cflat.figures.runs import RunGroup, Timeline
 from cflat.metrics import Spread, spread
@@ -19,19 +21,6 @@ from cflat.optim import get_optimizer_spec
 from cflat.report.records import RunRecord
 from cflat.runs.folder import RunSummary
 
-_APART = (
-    "preset",
-    "data.root",
-    "backbone.checkpointing",
-    "data.workers",
-    "data.cache_mib",
-    "runtime.threads",
-    "runtime.prefetch",
-    "runtime.channels_last",
-    "train.checkpoint_minutes",
-    "train.check_purity",
-)
-"""Keys that say where and how a run was made, but not what comes out."""
 MAX_NAMED_KEYS = 3
 
 T = TypeVar("T")
@@ -51,8 +40,18 @@ class SeedRuns:
             return None
         return spread([summary.value("avg", "validation") for summary in self.summaries])
 
+    @property
+    def score(self) -> str:
+        """The score that its accuracies are of."""
+        return self.summaries[0].score
+
+    @property
+    def further(self) -> tuple[str, ...]:
+        """Metrics of the other scores that tables also show."""
+        return self.summaries[0].further if self.summaries else ()
+
     def values(self, name: str) -> list[float]:
-        """Return a metric or cost of each run."""
+        """Return a metric or cost of each run; ``avg@nme`` is a metric of a certain score."""
         return [summary.value(name) for summary in self.summaries]
 
     def spread(self, name: str) -> Spread:
@@ -64,10 +63,10 @@ class SeedRuns:
 class Group(SeedRuns):
     """Runs with one configuration and several seeds, also those that are not finished."""
 
-    scenario: str
+    subject: str
     """Method and dataset."""
     variant: str
-    """What sets it apart from the other groups of its scenario."""
+    """What sets it apart from the other groups of its subject."""
     name: str
     """Both, as far as the report needs them."""
     records: tuple[RunRecord, ...]
@@ -86,7 +85,7 @@ class Group(SeedRuns):
         same = {
             key: value
             for key, value in self.settings.items()
-            if not key.startswith((*_APART, "optimizer.")) and key not in first.tuned
+            if not _is_apart(key) and not key.startswith("optimizer.") and key not in first.tuned
         }
         return json.dumps({**same, "tuned by": first.tuned_by}, sort_keys=True)
 
@@ -145,26 +144,26 @@ def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
 
 
 def group_records(records: Sequence[RunRecord]) -> list[Group]:
-    """Group runs by everything but the seed: scenario by scenario, the plain optimizer first."""
+    """Group runs by everything but the seed: subject by subject, the plain optimizer first."""
     members = grouped(records, lambda record: json.dumps(flat_settings(record.config), sort_keys=True))
-    scenarios = list(dict.fromkeys(_scenario(record.config) for record in records))
+    subjects = list(dict.fromkeys(_subject(record.config) for record in records))
     ordered = sorted(
         members.values(),
-        key=lambda runs: (scenarios.index(_scenario(runs[0].config)), runs[0].config.optimizer.name != "none"),
+        key=lambda runs: (subjects.index(_subject(runs[0].config)), runs[0].config.optimizer.name != "none"),
     )
     settings = [flat_settings(runs[0].config) for runs in ordered]
     groups: list[Group] = []
     taken: Counter[str] = Counter()
     for own, runs in zip(settings, ordered, strict=True):
-        scenario = _scenario(runs[0].config)
+        subject = _subject(runs[0].config)
         variant = _variant(runs[0].config, own, settings)
-        taken[scenario + variant] += 1
-        if taken[scenario + variant] > 1:
-            variant = f"{variant} #{taken[scenario + variant]}"
-        name = variant if len(scenarios) == 1 else f"{variant}, {scenario}"
+        taken[subject + variant] += 1
+        if taken[subject + variant] > 1:
+            variant = f"{variant} #{taken[subject + variant]}"
+        name = variant if len(subjects) == 1 else f"{variant}, {subject}"
         by_seed = sorted(runs, key=lambda record: record.config.seed)
         summaries = tuple(record.summary for record in by_seed if record.summary is not None)
-        groups.append(Group(summaries, scenario, variant, name, tuple(by_seed), own))
+        groups.append(Group(summaries, subject, variant, name, tuple(by_seed), own))
     return groups
 
 
@@ -178,11 +177,13 @@ def differing_keys(settings: Sequence[dict[str, Any]]) -> list[str]:
 def title_of(optimizer: str) -> str:
     """Return an optimizer's name as papers write it, with the settings that it may carry.
 
-    >>> title_of("c_flat_turbo:rules=steady")
-    'C-Flat Turbo, rules=steady'
+    >>> title_of("c_flat_turbo:reading=calibrated")
+    'C-Flat Turbo, reading=calibrated'
     """
     name, *settings = optimizer.split(":")
-    return ", ".join([get_optimizer_spec(name).title, *settings])
+    with suppress(UnknownName):  # of a plug-in that is not here
+        name = get_optimizer_spec(name).title
+    return ", ".join([name, *settings])
 
 
 def plain_text(value: Any) -> str:
@@ -195,7 +196,12 @@ def flat_settings(config: RunConfig) -> dict[str, Any]:
     return {key: value for key, value in flatten(config.to_dict()).items() if key != "seed"}
 
 
-def _scenario(config: RunConfig) -> str:
+def _is_apart(key: str) -> bool:
+    """Whether a key says where and how a run was made, but not what comes out; a preset is a name for other keys."""
+    return key == "preset" or key in neutral_keys()
+
+
+def _subject(config: RunConfig) -> str:
     return f"{config.method.name} on {config.data.name}"
 
 
@@ -208,7 +214,7 @@ def _variant(config: RunConfig, own: dict[str, Any], settings: Sequence[dict[str
     kin = [other for other in settings if all(other[key] == own[key] for key in ("method.name", "data.name"))]
     rivals = [other for other in kin if other["optimizer.name"] == own["optimizer.name"]]
     keys = [key for key in differing_keys(rivals) if key.startswith("optimizer.")]
-    keys += [key for key in differing_keys(kin) if not key.startswith((*_APART, "optimizer."))]
+    keys += [key for key in differing_keys(kin) if not (_is_apart(key) or key.startswith("optimizer."))]
     if len(rivals) > 1 and not keys:  # what sets them apart changes no result, but they have to be told apart
         keys = differing_keys(rivals)
     shown = [f"{key.removeprefix('optimizer.')}={plain_text(own.get(key))}" for key in keys[:MAX_NAMED_KEYS]]

@@ -34,7 +34,7 @@ def difference_to(reference: Group, group: Group, metric: str) -> PairedDifferen
 
 
 def headlines(groups: Sequence[Group]) -> list[str]:
-    """Return what to say about the groups of a scenario: one sentence for each family that can be compared."""
+    """Return what to say about the groups of a subject: one sentence for each family that can be compared."""
     if not any(group.finished for group in groups):
         done = max(len(record.stage_accuracy) for group in groups for record in group.records)
         return [f"No run is finished yet; the furthest has learned {done} tasks."]
@@ -54,8 +54,8 @@ def headlines(groups: Sequence[Group]) -> list[str]:
 def _facts(group: Group) -> str:
     cost = group.spread("evaluations_per_step").mean
     return (
-        f"With {group.variant}, accuracy is {_percent(group.spread('avg'))} on average over the stream and "
-        f"{_percent(group.spread('last'))} at its end, for {cost:.2f} evaluations per step"
+        f"With {group.variant}, accuracy ({group.score}) is {_percent(group.spread('avg'))} on average over the stream "
+        f"and {_percent(group.spread('last'))} at its end, for {cost:.2f} evaluations per step"
     )
 
 
@@ -112,7 +112,7 @@ def _gain(pair: _Pair) -> str:
     if abs(change) < VISIBLE_POINTS:
         return f"{pair.group.variant} is as accurate as {pair.reference.variant} ({_percent(ours)}; {sure})"
     verb, over = ("gains", "over") if change > 0 else ("loses", "to")
-    points = f"{abs(change):.2f} points of average accuracy"
+    points = f"{abs(change):.2f} points of average accuracy ({pair.group.score})"
     means = f"{_percent(ours)} against {_percent(theirs)}"
     return f"{pair.group.variant} {verb} {points} {over} {pair.reference.variant} ({means}; {sure})"
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,18 +16,19 @@ import numpy.typing as npt
 
 from cflat._errors import CFlatError, DataError
 from cflat._files import read_text
+from cflat._registry import require_known
 from cflat.config.documents import flatten
 from cflat.config.run_config import RunConfig
 from cflat.config.variants import parse_variant
 from cflat.data import Outline
+from cflat.figures.figure import MAX_POINTS, Curve, FigureData, Mark, downsampled
 from cflat.figures.interactive import plot
-from cflat.figures.model import MAX_POINTS, Curve, FigureData, Mark, downsampled
 from cflat.figures.runs import BRANCHES, OUTCOMES, Timeline
 from cflat.report.build import embed_json
-from cflat.report.model import Problem
+from cflat.report.page import Problem
 from cflat.runs.folder import RunFolder, RunSummary, find_runs
 from cflat.train import EpochRecord, TaskRecord
-from cflat.train.records import read_records as parse_records
+from cflat.train.observer import read_records as parse_records
 
 T = TypeVar("T")
 
@@ -49,6 +50,8 @@ class RunRecord:
     environment: Mapping[str, Any]
     figures: tuple[FigureData, ...]
     """What ``cflat analyze`` has put into the run's ``analysis`` folder."""
+    score: str
+    """The score that its accuracies are of."""
     outline: Outline | None = None
     """Tasks and class names; None for a run that did not write them."""
     tuned: tuple[str, ...] = ()
@@ -57,13 +60,21 @@ class RunRecord:
     """A hash of the search that tuned them."""
 
     @property
+    def scores(self) -> tuple[str, ...]:
+        """All scores that it has, as far as it says so."""
+        return (self.score,) if self.summary is None else tuple(self.summary.accuracy)
+
+    @property
     def is_finished(self) -> bool:
         """Whether there is a result."""
         return self.summary is not None
 
 
-def read_records(roots: Iterable[Path]) -> tuple[list[RunRecord], list[Problem]]:
-    """Read all runs at or below some folders; each thing that cannot be read is a problem, and the rest goes on."""
+def read_records(roots: Iterable[Path], score: str | None = None) -> tuple[list[RunRecord], list[Problem]]:
+    """Read all runs at or below some folders; each thing that cannot be read is a problem, and the rest goes on.
+
+    Runs are judged by ``score`` if their method has it, else by its headline.
+    """
     problems: list[Problem] = []
     folders = {}
     for root in roots:
@@ -73,18 +84,22 @@ def read_records(roots: Iterable[Path]) -> tuple[list[RunRecord], list[Problem]]
     records = []
     for path, folder in folders.items():
         name = os.path.relpath(path, base)
-        record = _noted(name, problems, partial(_read, folder, name, problems))
+        record = _noted(name, problems, partial(_read, folder, name, problems, score))
         if record is not None:
             records.append(record)
     return records, problems
 
 
-def require_records(roots: Iterable[str | Path], purpose: str) -> tuple[list[RunRecord], list[Problem]]:
+def require_records(
+    roots: Iterable[str | Path], purpose: str, score: str | None = None
+) -> tuple[list[RunRecord], list[Problem]]:
     """Read all runs as `read_records` does; raise a `DataError` if there is none that can be read."""
-    records, problems = read_records(map(Path, roots))
+    records, problems = read_records(map(Path, roots), score)
     if not records:
         reasons = " ".join(dict.fromkeys(problem.message for problem in problems))
         raise DataError(f"There is no run to {purpose}. {reasons}".rstrip())
+    if score is not None:
+        require_known("score of these runs", score, dict.fromkeys(one for record in records for one in record.scores))
     return records, problems
 
 
@@ -97,20 +112,23 @@ def _noted(where: str, problems: list[Problem], read: Callable[[], T]) -> T | No
         return None
 
 
-def _read(folder: RunFolder, name: str, problems: list[Problem]) -> RunRecord:
+def _read(folder: RunFolder, name: str, problems: list[Problem], wanted: str | None) -> RunRecord:
     summary = folder.load_summary() if folder.is_finished else None
+    if summary is not None and wanted in summary.accuracy:
+        summary = summary.judged_by(wanted)
     if summary is not None and summary.headline.num_stages == 0:
         raise DataError(f"{str(folder.summary_file)!r} holds no accuracy: no task was finished.")
-    config = folder.load_config() if summary is None else summary.config
-    stages, timeline = _noted(name, problems, partial(_history, folder, name)) or ((), None)
+    config = folder.load_config(is_past=True) if summary is None else summary.config
+    history = _noted(name, problems, partial(_history, folder, name, wanted))
+    score, stages, timeline = history or ("", (), None)
     environment = _noted(name, problems, folder.load_environment) or {}
-    outline = _noted(name, problems, folder.load_outline)
+    outline = _noted(name, problems, folder.load_outline) if folder.stream_file.exists() else None
     if summary is not None:
-        stages = tuple(float(value) for value in summary.headline.stage_accuracy)
+        score, stages = summary.score, tuple(float(value) for value in summary.headline.stage_accuracy)
     files = sorted((folder.path / "analysis").glob("*.json"))
     figures = tuple(figure for file in files if (figure := _figure(file, name, problems)) is not None)
     tuned = _tuned(folder, config)
-    return RunRecord(name, config, summary, stages, timeline, environment, figures, outline, *tuned)
+    return RunRecord(name, config, summary, stages, timeline, environment, figures, score, outline, *tuned)
 
 
 def _tuned(folder: RunFolder, config: RunConfig) -> tuple[tuple[str, ...], str]:
@@ -128,21 +146,25 @@ def _tuned(folder: RunFolder, config: RunConfig) -> tuple[tuple[str, ...], str]:
     return (), ""
 
 
-def _history(folder: RunFolder, name: str) -> tuple[tuple[float, ...], Timeline | None]:
+def _history(folder: RunFolder, name: str, wanted: str | None) -> tuple[str, tuple[float, ...], Timeline | None]:
+    """Return the score that is shown, its accuracy after each task, and what happened in each epoch."""
     if not folder.metrics_file.is_file():
-        return (), None
+        return "", (), None
     try:
         records = parse_records(folder.load_metrics())
     except DataError as error:
         raise DataError(f"{str(folder.metrics_file)!r} holds other records than those of a run: {error}.") from error
-    stages = tuple(record.headline.stage_accuracy for record in records if isinstance(record, TaskRecord))
+    answers = [record.scores or record.validation for record in records if isinstance(record, TaskRecord)]
+    known = list(answers[0]) if answers else [""]
+    score = wanted if wanted in known else known[0]
+    stages = tuple(answer[score].stage_accuracy for answer in answers if score in answer)
     epochs = [record for record in records if isinstance(record, EpochRecord)]
-    return stages, _timeline(name, epochs) if epochs else None
+    return score, stages, _timeline(name, epochs) if epochs else None
 
 
 def _timeline(name: str, epochs: list[EpochRecord]) -> Timeline:
     """Turn counters that grow over a phase into what happened in each epoch."""
-    phases = [(record.task, record.phase) for record in epochs]
+    phases, counted = [(record.task, record.phase) for record in epochs], [record.telemetry for record in epochs]
     starts = [index for index, phase in enumerate(phases) if index and phases[index - 1] != phase]
 
     def grown(counters: Iterable[float]) -> npt.NDArray[np.float64]:
@@ -151,26 +173,26 @@ def _timeline(name: str, epochs: list[EpochRecord]) -> Timeline:
         increments[starts] = counted[starts]
         return increments
 
-    taken = grown(record.steps for record in epochs)
+    taken = grown(one.steps for one in counted)
     steps = np.maximum(taken, 1)
     shares = {
-        f"{branch}.{outcome}": (grown(getattr(record, branch).get(outcome, 0) for record in epochs) / steps).tolist()
+        f"{branch}.{outcome}": (grown(getattr(getattr(one, branch), outcome) for one in counted) / steps).tolist()
         for branch in BRANCHES
-        if any(any(getattr(record, branch).values()) for record in epochs)
+        if any(any(asdict(getattr(one, branch)).values()) for one in counted)
         for outcome in OUTCOMES
     }
     ages = {
-        branch: [float(record.cache_age.get(branch, np.nan)) for record in epochs]
+        branch: [float(one.cache_age.get(branch, np.nan)) for one in counted]
         for branch in BRANCHES
-        if any(branch in record.cache_age for record in epochs)
+        if any(branch in one.cache_age for one in counted)
     }
-    measured, total = (grown(record.surrogate.get(key, 0) for record in epochs) for key in ("count", "total"))
+    measured, total = (grown(getattr(one.surrogate, key) for one in counted) for key in ("count", "total"))
     errors = np.divide(total, measured, out=np.full(len(epochs), np.nan), where=measured > 0)
     return Timeline(
         name,
         np.cumsum(taken).tolist(),
         [record.loss for record in epochs],
-        (grown(record.evaluations for record in epochs) / steps).tolist(),
+        (grown(one.evaluations for one in counted) / steps).tolist(),
         shares,
         ages,
         errors.tolist() if measured.any() else (),

@@ -2,44 +2,50 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from cflat.data import Outline
 from cflat.figures.runs import OUTCOMES
-from cflat.metrics import HEADLINES, METRICS, spread
+from cflat.metrics import HEADLINES, METRICS, metric_title, spread
 from cflat.report.groups import Group, title_of
 from cflat.report.headlines import difference_to, reference_of
-from cflat.report.model import Cell, Table
+from cflat.report.page import Cell, Table
 from cflat.report.records import RunRecord
 from cflat.runs.folder import RunSummary
 
 
 def accuracy_table(groups: Sequence[Group]) -> Table:
-    """Return mean and deviation of each group, the best of each scenario set apart, and differences to plain."""
+    """Return mean and deviation of each group, the best of each subject set apart, and differences to plain."""
     done = [group for group in groups if group.finished]
-    titles = [METRICS[name].title for name in HEADLINES]
+    further = tuple(dict.fromkeys(name for group in done for name in group.further))
+    titles = [metric_title(name) for name in (*HEADLINES, *further)]
     rows = []
     for group in done:
         rivals = [other for other in done if other.circumstances == group.circumstances]
         reference = reference_of(rivals)
-        cells = [_accuracy(group, name, rivals) for name in HEADLINES]
+        shown = (*HEADLINES, *(name for name in further if name in group.further))
+        found = {name: _accuracy(group, name, rivals) for name in shown}
+        cells = [found.get(name, Cell("-")) for name in (*HEADLINES, *further)]
         change = Cell("-" if len(rivals) == 1 else "reference")
         if reference is not None and reference is not group:
-            found = difference_to(reference, group, "avg")
-            change = Cell("no common seed") if found is None else Cell(found.text(scale=100), 100 * found.mean)
+            gain = difference_to(reference, group, "avg")
+            change = Cell("no common seed") if gain is None else Cell(gain.text(scale=100), 100 * gain.mean)
         seeds = len(group.finished)
-        rows.append((Cell(group.name), Cell(str(seeds), seeds), *cells, change))
+        rows.append((Cell(group.name), Cell(group.score), Cell(str(seeds), seeds), *cells, change))
     definitions = "; ".join(f"{METRICS[name].title}: {METRICS[name].definition}" for name in HEADLINES)
     splits = {group.split for group in done}
     images = "On test images." if splits == {"test"} else "On test or validation images, as data.evaluate says."
     if splits == {"validation"}:
         images = "On validation images; no test image was looked at."
     note = (
-        f"In percent, ± standard deviation over seeds. {images} "
+        f"In percent, ± standard deviation over seeds. {images} Accuracies and the difference are of the named score; "
+        "columns with another one's name are of that. "
         f"{definitions}. The difference is to the plain optimizer under the same settings (or each tuned by the same "
         "search), paired by seed (t-test)."
     )
-    return Table("Accuracy", ("runs", "seeds", *titles, "Avg against reference"), tuple(rows), note)
+    columns = ("runs", "score", "seeds", *titles, "Avg against reference")
+    return Table("Accuracy", columns, tuple(rows), note, num_text=2)
 
 
 def cost_table(groups: Sequence[Group]) -> Table:
@@ -56,31 +62,38 @@ def cost_table(groups: Sequence[Group]) -> Table:
         "images/s": lambda group: _spread(group, "images_per_second", 0),
         "against reference": against_reference,
         "evaluations per step": lambda group: _spread(group, "evaluations_per_step", 2),
+        "sharpness": lambda group: _flatness(group, "sharpness"),
+        "largest eigenvalue": lambda group: _flatness(group, "eigenvalue"),
         "evaluations": lambda group: _mean(group, lambda summary: summary.cost.evaluations, 0),
         "sharpness steps": lambda group: _kinds(group, "sharpness"),
         "flatness steps": lambda group: _kinds(group, "flatness"),
         "surrogate error": _surrogate,
         "non-finite": lambda group: _mean(group, lambda summary: summary.cost.nonfinite_steps, 0),
-        "shortened": lambda group: _mean(group, lambda summary: summary.cost.shortened_steps, 0),
         "peak memory (MiB)": lambda group: _mean(group, lambda summary: summary.cost.peak_memory_bytes / 2**20, 0),
         "TFLOP": lambda group: _mean(group, lambda summary: summary.cost.flops / 1e12, 3),
         "seconds": lambda group: _mean(group, lambda summary: summary.seconds, 1),
     }
     rows = tuple(tuple(cell_of(group) for cell_of in columns.values()) for group in groups)
     note = (
-        "Means over seeds. Steps by kind: refreshed (the direction was computed exactly) / reused (rebuilt from its "
-        "cache) / skipped (left out by the trigger or as useless). Surrogate error: distance of what stood in for "
+        "Means over seeds. Sharpness (at radius 0.05) and largest eigenvalue of the Hessian: of the training loss at "
+        "the end of the last trained task; small is flat (train.flatness). Steps by kind: refreshed (the direction was "
+        "computed exactly) / reused (rebuilt from its cache) / skipped (left out by the trigger or as useless). "
+        "Surrogate error: distance of what stood in for "
         "C-Flat's increment, relative to it, at refreshes; in brackets the part orthogonal to the gradient. At 1 or "
-        "more, plain training is nearer to C-Flat. Shortened: steps of Turbo that would have overshot at this learning "
-        "rate, by the curvature that it measured. TFLOP: estimated from matrix products and convolutions."
+        "more, plain training is nearer to C-Flat. TFLOP: estimated from matrix products and convolutions."
     )
     return Table("Cost", tuple(columns), rows, note)
 
 
+def _flatness(group: Group, name: str) -> Cell:
+    known = [value for value in group.values(name) if math.isfinite(value)]
+    return Cell(spread(known).text(digits=3), spread(known).mean) if known else Cell("-")
+
+
 def runs_table(records: Sequence[RunRecord]) -> Table:
     """Return one row for each run, the unfinished ones with what is known."""
-    columns = ("run", "method", "data", "optimizer", "state", "seed", "Avg", "Last", "Forgetting", "images/s")
-    return Table("Runs", columns, tuple(map(_run_row, records)), num_text=5, is_filtered=True)
+    columns = ("run", "method", "data", "optimizer", "state", "score", "seed", "Avg", "Last", "Forgetting", "images/s")
+    return Table("Runs", columns, tuple(map(_run_row, records)), num_text=6, is_filtered=True)
 
 
 def tasks_table(records: Sequence[RunRecord]) -> Table | None:
@@ -91,12 +104,12 @@ def tasks_table(records: Sequence[RunRecord]) -> Table | None:
             outlines[f"{record.config.method.name} on {record.config.data.name}"] = record.outline
     rows = tuple(
         (
-            *([Cell(scenario)] if len(outlines) > 1 else []),
+            *([Cell(subject)] if len(outlines) > 1 else []),
             Cell(str(task + 1), task + 1),
             Cell(outline.title_of(task)),
             Cell(str(len(labels)), len(labels)),
         )
-        for scenario, outline in outlines.items()
+        for subject, outline in outlines.items()
         for task, (_, labels) in enumerate(outline.tasks)
     )
     columns = (*(["runs"] if len(outlines) > 1 else []), "task", "about", "classes")
@@ -117,13 +130,14 @@ def _run_row(record: RunRecord) -> tuple[Cell, ...]:
         so_far = [sum(known) / len(known), known[-1]] if known else []
         numbers = [Cell(f"{value:.2f} so far", value) for value in so_far]
         numbers += [Cell("-")] * (len(HEADLINES) + 1 - len(numbers))
-    return (*(Cell(name) for name in names), Cell(state), Cell(str(config.seed), config.seed), *numbers)
+    texts = (*names, state, record.score)
+    return (*(Cell(text) for text in texts), Cell(str(config.seed), config.seed), *numbers)
 
 
 def _accuracy(group: Group, name: str, rivals: Sequence[Group]) -> Cell:
     value = group.spread(name)
     means = [other.spread(name).mean for other in rivals]
-    best = max(means) if METRICS[name].is_gain else min(means)
+    best = max(means) if METRICS[name.partition("@")[0]].is_gain else min(means)
     return Cell(value.text(scale=100), 100 * value.mean, is_best=len(set(means)) > 1 and value.mean == best)
 
 

@@ -12,12 +12,12 @@ from cflat._files import make_folder, write_atomic
 from cflat.config.commands import reproduce_command
 from cflat.config.documents import flatten
 from cflat.figures import runs as charts
-from cflat.figures.model import FigureData, is_number
+from cflat.figures.figure import FigureData, is_number
 from cflat.figures.palette import optimizer_colors
 from cflat.report.build import build_page
 from cflat.report.groups import Group, differing_keys, group_records, grouped, plain_text, title_of
 from cflat.report.headlines import headlines
-from cflat.report.model import Cell, Choices, Problem, ReportData, Section, Table
+from cflat.report.page import Cell, Choices, Problem, ReportData, Section, Table
 from cflat.report.records import RunRecord, require_records
 from cflat.report.tables import accuracy_table, cost_table, runs_table, surrogate_words, tasks_table
 
@@ -54,18 +54,20 @@ def write_report(
     out: str | Path,
     title: str | None = None,
     *,
+    score: str | None = None,
     lead: Section | None = None,
     sentences: Sequence[str] = (),
 ) -> Report:
     """Write one self-contained page about all runs at or below some folders.
 
-    Without a title, one is made of methods and datasets. ``lead`` is shown before everything else, and ``sentences``
+    Without a title, one is made of methods and datasets. ``score`` is what runs are judged by where their method has
+    it; None takes the headline of each. ``lead`` is shown before everything else, and ``sentences``
     are said at the top instead of the page's own.
 
     Raises:
         DataError: If there is no run that can be read, or the page cannot be written.
     """
-    report = collect_report(roots, title)
+    report = collect_report(roots, title, score)
     sections = report.data.sections if lead is None else (lead, *report.data.sections)
     said = tuple(sentences) or report.data.headlines
     report = replace(report, data=replace(report.data, sections=sections, headlines=said))
@@ -80,13 +82,13 @@ def write_page(data: ReportData, out: Path) -> None:
     write_atomic(out, build_page(data, cflat.__version__).encode("utf-8", errors="replace"))
 
 
-def collect_report(roots: Sequence[str | Path], title: str | None = None) -> Report:
+def collect_report(roots: Sequence[str | Path], title: str | None = None, score: str | None = None) -> Report:
     """Read all runs, of which there must be one, and say what the page shows."""
-    records, problems = require_records(roots, "report")
+    records, problems = require_records(roots, "report", score)
     groups = group_records(records)
-    scenarios = _by_scenario(groups)
-    said = [(scenario, text) for scenario, own in scenarios.items() for text in headlines(own)]
-    sentences = [text if len(scenarios) == 1 else f"{scenario}: {text}" for scenario, text in said]
+    subjects = _by_subject(groups)
+    said = [(subject, text) for subject, own in subjects.items() for text in headlines(own)]
+    sentences = [text if len(subjects) == 1 else f"{subject}: {text}" for subject, text in said]
     if len(sentences) > MAX_HEADLINES:
         sentences[MAX_HEADLINES:] = [f"{len(sentences) - MAX_HEADLINES} more below."]
     sections = (
@@ -102,7 +104,7 @@ def collect_report(roots: Sequence[str | Path], title: str | None = None) -> Rep
         _runs(records),
     )
     data = ReportData(
-        title or (next(iter(scenarios)) if len(scenarios) == 1 else f"{len(scenarios)} methods and datasets compared"),
+        title or (next(iter(subjects)) if len(subjects) == 1 else f"{len(subjects)} methods and datasets compared"),
         tuple(sentences),
         tuple(section for section in sections if section is not None),
         _facts(groups),
@@ -117,11 +119,11 @@ def _facts(groups: Sequence[Group]) -> tuple[tuple[str, str], ...]:
     unfinished = sum(not record.is_finished for record in runs)
     facts = [("runs", f"{len(runs)}" + (f", {unfinished} unfinished" if unfinished else ""))]
     done = [group for group in groups if group.finished]
-    if len({group.scenario for group in groups}) == 1 and len(done) > 1:
+    if len({group.subject for group in groups}) == 1 and len(done) > 1:
         best = max(done, key=lambda group: group.spread("avg").mean)
         fastest = max(done, key=lambda group: group.spread("images_per_second").mean)
         facts += [
-            ("highest average accuracy", f"{100 * best.spread('avg').mean:.2f} %, {best.variant}"),
+            (f"highest Avg, score {best.score}", f"{100 * best.spread('avg').mean:.2f} %, {best.variant}"),
             ("fastest", f"{fastest.spread('images_per_second').mean:.0f} images/s, {fastest.variant}"),
         ]
     return tuple(facts)
@@ -135,22 +137,31 @@ def _curves(groups: Sequence[Group]) -> Section | None:
         "Accuracy over the stream", having, lambda own: charts.accuracy_curves([group.numbers() for group in own])
     )
     images = " or ".join(sorted({group.split for group in having}))
-    text = f"Accuracy on the {images} images of every task seen so far, after each task."
+    text = f"Accuracy on the {images} images of every task seen so far, after each task. {_scores(having)}"
     tables = (accuracy_table(groups),) if any(group.finished for group in groups) else ()
     return Section("accuracy", "Accuracy", text, charts=(chart,), tables=tables)
+
+
+def _scores(groups: Sequence[Group]) -> str:
+    """Say which score the accuracies are of."""
+    found = {group.config.method.name: group.records[0].score for group in groups}
+    if len(set(found.values())) == 1:
+        return f"Score: {next(iter(found.values()))}."
+    return "Scores: " + ", ".join(f"{score} ({method})" for method, score in found.items()) + "."
 
 
 def _front(groups: Sequence[Group]) -> Section | None:
     done = [group for group in groups if group.finished]
     if len(done) < 2:
         return None
-    scenarios = _by_scenario(done)
+    subjects = _by_subject(done)
     options = []
-    for scenario, own in scenarios.items():
+    for subject, own in subjects.items():
         for cost in charts.COSTS:
-            name = f"accuracy and {cost.replace('_', ' ')}" + (f", {scenario}" if len(scenarios) > 1 else "")
+            name = f"accuracy and {cost.replace('_', ' ')}" + (f", {subject}" if len(subjects) > 1 else "")
             options.append((name, charts.speed_front([group.numbers() for group in own], cost)))
     text = "Images per second depend on the machine and on what else it does; evaluations per step are counted."
+    text = f"{text} {_scores(done)}"
     return Section("front", "Trade-off", text, charts=(Choices("Trade-off", tuple(options)),))
 
 
@@ -171,12 +182,12 @@ def _sweeps(groups: Sequence[Group]) -> Section | None:
     """Show accuracy and speed against a numeric key, where groups of one optimizer differ in it alone."""
     figures = []
     done = [group for group in groups if group.finished]
-    kin = grouped(done, lambda group: (group.scenario, group.config.optimizer.name))
-    for (scenario, optimizer), members in kin.items():
+    kin = grouped(done, lambda group: (group.subject, group.config.optimizer.name))
+    for (subject, optimizer), members in kin.items():
         keys = differing_keys([group.settings for group in members])
         values: list[Any] = [group.settings.get(keys[0]) for group in members] if len(keys) == 1 else []
         if len(values) > 1 and all(map(is_number, values)):
-            name = f"{title_of(optimizer)}, {scenario}"
+            name = f"{title_of(optimizer)}, {subject}"
             points = [
                 charts.SweepPoint(name, value, group.values("avg"), group.values("images_per_second"))
                 for group, value in zip(members, values, strict=True)
@@ -220,7 +231,7 @@ def _matrices(groups: Sequence[Group]) -> Section | None:
     options = tuple((g.name, charts.accuracy_heatmap(g.numbers())) for g in groups if g.finished)
     if not options:
         return None
-    text = "Accuracy on each task after each task, mean over seeds."
+    text = f"Accuracy on each task after each task, mean over seeds. {_scores([g for g in groups if g.finished])}"
     tasks = tasks_table([record for group in groups for record in group.records])
     chart = Choices("Accuracy", options)
     return Section("matrices", "Task by task", text, charts=(chart,), tables=() if tasks is None else (tasks,))
@@ -272,11 +283,11 @@ def _runs(records: Sequence[RunRecord]) -> Section:
     return Section("runs", "Runs and commands", text, tables=(runs_table(records),), commands=commands)
 
 
-def _by_scenario(groups: Sequence[Group]) -> dict[str, list[Group]]:
-    return grouped(groups, lambda group: group.scenario)
+def _by_subject(groups: Sequence[Group]) -> dict[str, list[Group]]:
+    return grouped(groups, lambda group: group.subject)
 
 
 def _chart(title: str, groups: Sequence[Group], make: Callable[[Sequence[Group]], FigureData]) -> Choices:
-    """Return one figure, or a chart with a choice of scenarios if there are several."""
-    options = tuple((scenario, make(own)) for scenario, own in _by_scenario(groups).items())
+    """Return one figure, or a chart with a choice of subjects if there are several."""
+    options = tuple((subject, make(own)) for subject, own in _by_subject(groups).items())
     return Choices(title, options) if len(options) > 1 else Choices.only(options[0][1])

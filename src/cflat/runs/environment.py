@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,14 @@ from typing import Any
 import torch
 
 import cflat
+from cflat._errors import CFlatError
 from cflat._machine import all_memory
+from cflat.data.catalog import list_datasets, locate_dataset
 
 PACKAGES = ("torch", "torchvision", "timm", "lightning-fabric", "numpy", "scipy", "scikit-learn", "pydantic")
 """Those that can change a result."""
+SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
+"""Of weights files."""
 
 
 def describe_environment() -> dict[str, Any]:
@@ -33,6 +38,25 @@ def describe_environment() -> dict[str, Any]:
         "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
         "cuda": torch.version.cuda if torch.cuda.is_available() else None,
     }
+
+
+def find_datasets() -> list[str]:
+    """Return the datasets of the catalogue whose files are below the data root, or that need none."""
+    found = []
+    for spec in list_datasets():
+        with suppress(CFlatError):  # it is not there, or needs a path
+            locate_dataset(spec.name)
+            found.append(spec.name)
+    return found
+
+
+def find_weights(root: str | None) -> list[str]:
+    """Return the weights that runs could start from: files here and below the data root, and what timm has fetched."""
+    folders = [Path(), Path("weights"), *([Path(root), Path(root) / "weights"] if root else [])]
+    files = {str(path) for folder in folders if folder.is_dir() for path in folder.iterdir() if path.suffix in SUFFIXES}
+    home = Path(os.environ.get("HF_HOME") or Path("~/.cache/huggingface").expanduser())
+    cached = {f"timm ({path.name.split('--')[-1]})" for path in (home / "hub").glob("models--timm--*")}
+    return sorted(files | cached)
 
 
 def _version(name: str) -> str | None:

@@ -1,4 +1,4 @@
-"""What can end a training and is no mistake in the code: one sentence, the key to change, and where the details are."""
+"""Translate what can end a training and is no bug: one sentence, the key to change, and where the details are."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ import torch
 
 from cflat._errors import CFlatError, ConfigError, RankLost
 from cflat._files import write_atomic
+from cflat._machine import is_out_of_memory
+from cflat._plugins import place_in_plugin
 from cflat.config.run_config import RunConfig
+from cflat.methods import Method
 
 LOG = "error.log"
-NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
 NO_ANSWER = ("gloo", "nccl", "connection closed by peer", "connection reset by peer")
 """What torch's process groups speak of when another rank is gone."""
-NOT_FINITE = ("nan", "infinity", "without overflow", "ill-conditioned")
 
 
 class TrainingDiverged(ConfigError):
@@ -27,7 +28,7 @@ class TrainingDiverged(ConfigError):
 
 
 @contextmanager
-def explained(config: RunConfig, folder: Path | None) -> Iterator[None]:
+def translate_errors(config: RunConfig, method: Method, folder: Path | None) -> Iterator[None]:
     """Turn what foreseeably ends a training into a `ConfigError`; the traceback goes to ``error.log`` in ``folder``."""
     try:
         yield
@@ -40,15 +41,15 @@ def explained(config: RunConfig, folder: Path | None) -> Iterator[None]:
         if log is not None:
             with suppress(CFlatError):
                 write_atomic(log, traceback.format_exc())
-        kind, sentence = _sentence(error, config)
+        kind, sentence = _sentence(error, config, method)
         if sentence is None:
             raise
         raise kind(f"{sentence}{'' if log is None else f' Details: {log}'}") from error
 
 
 @contextmanager
-def in_company(config: RunConfig) -> Iterator[None]:
-    """Say by a `RankLost` that another rank has ended or stalled; what it died of is not known here."""
+def report_lost_ranks(config: RunConfig) -> Iterator[None]:
+    """Raise `RankLost` if another rank has ended or stalled; what it died of is not known here."""
     try:
         yield
     except Exception as error:
@@ -78,22 +79,32 @@ def _is_of_ranks(error: Exception) -> bool:
     )
 
 
-def _sentence(error: Exception, config: RunConfig) -> tuple[type[ConfigError], str | None]:
+def _sentence(error: Exception, config: RunConfig, method: Method) -> tuple[type[ConfigError], str | None]:
     text = " ".join(str(error).split())
-    if isinstance(error, MemoryError) or any(words in text.lower() for words in NO_MEMORY):
+    if is_out_of_memory(error):
         return ConfigError, (
             "The run ran out of memory; lower train.batch_size (with train.accumulate raised as much, "
             "steps stay what they are) or backbone.image_size, or set backbone.checkpointing=true."
         )
-    is_numeric = isinstance(error, np.linalg.LinAlgError | torch.linalg.LinAlgError | ArithmeticError)  # type: ignore[attr-defined]
-    speaks_of_it = any(f" {word}" in f" {text.lower()}" for word in NOT_FINITE)
-    if is_numeric or (isinstance(error, ValueError | RuntimeError) and speaks_of_it):
+    if _has_diverged(error, method):
         first = "" if config.base.first_lr is None else f" and base.first_lr, now {config.base.first_lr:g}"
         return TrainingDiverged, (
             f"The training has diverged: weights or features are no longer finite, or too large. "
             f"Lower base.lr, now {config.base.lr:g}{first}."
         )
-    if "more than 1 value per channel" in text:
-        advice = "raise train.batch_size or give the task more images"
-        return ConfigError, f"BatchNorm needs at least two images in a batch; {advice}."
+    if isinstance(error, ValueError) and "more than 1 value per channel" in text:  # torch has no type for it
+        return ConfigError, "BatchNorm cannot be trained on a single value per channel; raise train.batch_size."
+    if (place := place_in_plugin(error)) is not None:
+        return ConfigError, f"{type(error).__name__} in the plug-in {place}: {text.rstrip('.')}."
     return ConfigError, f"The run cannot continue: {text.rstrip('.')}." if isinstance(error, ValueError) else None
+
+
+def _has_diverged(error: Exception, method: Method) -> bool:
+    """Whether an error comes of numbers that are not finite: by its type, or because the weights are not."""
+    if isinstance(error, np.linalg.LinAlgError | torch.linalg.LinAlgError | ArithmeticError):  # type: ignore[attr-defined]
+        return True
+    if not isinstance(error, ValueError | RuntimeError):
+        return False
+    # Libraries word it in many ways; the weights tell.
+    values = [value for value in method.state_dict().values() if value.is_floating_point()]
+    return "overflow" in str(error) or not all(bool(value.isfinite().all()) for value in values)

@@ -1,14 +1,13 @@
 """Features of a frozen backbone, computed once, kept in a file, and shared by all runs on ``features:PATH``.
 
 The file remembers what it was made from: images, network, weights (by content, not by name) and test transform. Asked
-again for the same, `make_features` finds it; asked for something else under the same path, it refuses.
+again for the same, `make_features` finds it; asked for something else under the same path, it raises DataError.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,12 +23,13 @@ from cflat.config.checks import backbone_family
 from cflat.config.documents import merge
 from cflat.config.run_config import RunConfig, parse_config
 from cflat.data import BatchLoader, Dataset, eval_transform, load_dataset, vector_size
+from cflat.data.datasets.npz import read_arrays
 from cflat.runs.folder import require_writable
 from cflat.runs.run import check_devices, make_backbone, open_dataset
 from cflat.train import Runtime
 
-VERSION = 1
-"""Of the layout of the file."""
+VERSION = 2
+"""Of the layout of the file, and of how images are decoded."""
 SECTIONS = ("data", "backbone", "runtime")
 _DEFAULTS = {"method": {"name": "simplecil"}, "optimizer": {"name": "none"}, "backbone": {"inputs": "timm"}}
 
@@ -172,11 +172,10 @@ def _hash_weights(network: nn.Module) -> str:
 
 
 def _require_same(path: Path, origin: FeaturesOrigin) -> None:
-    """Refuse a file that holds something else."""
+    """Reject a file that holds something else."""
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            before = FeaturesOrigin(**json.loads(str(archive["origin"])))
-    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        before = FeaturesOrigin(**json.loads(str(read_arrays(path, ["origin"])["origin"])))
+    except (DataError, ValueError, TypeError, RecursionError) as error:
         raise DataError(f"{str(path)!r} is not a features file; choose another --out.") from error
     changed = [name for name, value in asdict(origin).items() if value != getattr(before, name)]
     if changed:

@@ -9,27 +9,32 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, BinaryIO
 
 from cflat._errors import CFlatError, DataError
-from cflat._files import plain_values, read_text, write_atomic
+from cflat._files import making_sense_of, open_in_place, plain_values, read_text
+from cflat._plugins import require_recorded
+from cflat._registry import require_known
 from cflat.config.documents import read_document
 from cflat.config.run_config import RunConfig, parse_config
 from cflat.config.validation import parse_section
 from cflat.data import Outline, Split
 from cflat.metrics import METRICS, AccuracyMatrix
-from cflat.runs.changes import identity
 from cflat.train import Cost, EpochRecord, Observer, TaskRecord
 
 _SPEEDS = ("images_per_second", "evaluations_per_step", "step_seconds", "data_seconds")
 COSTS = (*_SPEEDS, "peak_memory_bytes", "trainable_parameters")
 """Costs that a summary has at its top level; all others are in its ``cost``."""
+FLATNESS = ("sharpness", "eigenvalue")
+"""How flat the training loss is at the end; see `cflat.analysis.flatness`."""
 
 
 @dataclass(frozen=True)
@@ -38,13 +43,33 @@ class RunSummary:
 
     config: RunConfig
     accuracy: dict[str, AccuracyMatrix]
-    """On test images, by score, the headline first; without stages if no test image was looked at."""
+    """On test images, by score; without stages if no test image was looked at."""
     cost: Cost
     seconds: float
     """Wall time of the run, over all restarts."""
     num_classes: int
     validation: dict[str, AccuracyMatrix] = field(default_factory=dict)
     """On validation images, by score; empty if there are none."""
+    score: str = ""
+    """The score that `headline` speaks of; by default the first, which is the one that the method's paper reports."""
+    flatness: dict[str, float] = field(default_factory=dict)
+    """Sharpness and largest eigenvalue of the training loss where the last trained task ended; empty unless asked."""
+
+    def __post_init__(self) -> None:
+        if not self.score:
+            object.__setattr__(self, "score", next(iter(self.accuracy)))
+        require_known(f"score of {self.config.method.name}", self.score, self.accuracy)
+
+    def judged_by(self, score: str | None) -> RunSummary:
+        """Return the same run with another score as its headline; None changes nothing."""
+        return self if score is None else replace(self, score=score)
+
+    @property
+    def further(self) -> tuple[str, ...]:
+        """Names for `value` that not every run has: Avg and Last of other scores, metrics of certain streams."""
+        others = [score for score in self.accuracy if score != self.score]
+        own = [name for name in ("forward_transfer", "anytime") if not math.isnan(self.value(name))]
+        return (*own, *(f"{metric}@{score}" for score in others for metric in ("avg", "last")))
 
     @property
     def split(self) -> Split:
@@ -54,20 +79,29 @@ class RunSummary:
 
     @property
     def headline(self) -> AccuracyMatrix:
-        """The accuracies of the method's first score, on the images of `split`."""
+        """The accuracies of `score`, on the images of `split`."""
         return self.on(self.split)
 
     def on(self, split: Split) -> AccuracyMatrix:
-        """Return the accuracies of the method's first score on the images of a split."""
+        """Return the accuracies of `score` on the images of a split."""
         matrices = self.accuracy if split == "test" else self.validation
         if not matrices:
             raise DataError("This run kept no validation images aside; set data.validation, for example to 0.2.")
-        return next(iter(matrices.values()))
+        return matrices[self.score]
 
     def value(self, name: str, split: Split | None = None) -> float:
-        """Return a number by name: one of the metrics of accuracy, on the images of a split, or a cost."""
+        """Return a number by name: one of the metrics of accuracy, on the images of a split, or a cost.
+
+        ``avg@nme`` is a metric of a certain score; NaN if the method has no such score.
+        """
+        name, _, score = name.partition("@")
+        if score and score not in self.accuracy:
+            return math.nan
         if name in METRICS:
-            return float(getattr(self.headline if split is None else self.on(split), name))
+            judged = self.judged_by(score or None)
+            return float(getattr(judged.headline if split is None else judged.on(split), name))
+        if name in FLATNESS:
+            return self.flatness.get(name, float("nan"))
         return float(getattr(self.cost, name))
 
     def to_dict(self) -> dict[str, Any]:
@@ -80,13 +114,14 @@ class RunSummary:
             "preset": config.preset,
             "seed": config.seed,
             "scenario": config.stream.scenario,
-            "score": next(iter(self.accuracy)),
-            **_accuracies(self.accuracy),
+            "score": self.score,
+            **_accuracies(self.accuracy, self.score),
             **{name: getattr(self.cost, name) for name in COSTS},
             "seconds": self.seconds,
             "num_tasks": headline.num_tasks,
             "num_classes": self.num_classes,
-            **({"validation": _accuracies(self.validation)} if self.validation else {}),
+            **({"validation": _accuracies(self.validation, self.score)} if self.validation else {}),
+            "flatness": self.flatness,
             "cost": asdict(self.cost),
             "definitions": {name: metric.definition for name, metric in METRICS.items()},
         }
@@ -102,12 +137,13 @@ class RunSummary:
             raise KeyError("scores")
         cost: Cost = parse_section(Cost, values["cost"], "cost")
         seconds, num_classes = float(values["seconds"]), int(values["num_classes"])
-        return cls(config, accuracy, cost, seconds, num_classes, validation)
+        flatness = {str(name): float(value) for name, value in values["flatness"].items()}
+        return cls(config, accuracy, cost, seconds, num_classes, validation, str(values["score"]), flatness)
 
 
-def _accuracies(matrices: Mapping[str, AccuracyMatrix]) -> dict[str, Any]:
+def _accuracies(matrices: Mapping[str, AccuracyMatrix], score: str) -> dict[str, Any]:
     """Return the accuracies of the headline score, and the counts behind those of every score."""
-    headline = next(iter(matrices.values()))
+    headline = matrices[score]
     return {
         **_numbers(headline),
         "stage_accuracy": headline.stage_accuracy.tolist(),
@@ -150,12 +186,17 @@ class RunFolder:
         """Whether there is a result."""
         return self.summary_file.is_file()
 
-    def load_config(self) -> RunConfig:
-        """Read the configuration."""
+    def load_config(self, *, is_past: bool = False) -> RunConfig:
+        """Read the configuration, and load the plug-ins of the run; to see what was run, it is read without them."""
         if not self.config_file.is_file():
             raise DataError(f"{str(self.path)!r} is not a run directory: it has no config.yaml.")
+        plugins: Any = None
+        with suppress(DataError):  # without a record there are none
+            plugins = self.load_environment().get("plugins")
+        if not is_past:
+            require_recorded(plugins, self.path)
         try:
-            return parse_config(read_document(self.config_file))
+            return parse_config(read_document(self.config_file), is_past=is_past and bool(plugins))
         except CFlatError as error:
             raise DataError(
                 f"{str(self.config_file)!r} is not a configuration of this version of cflat. {error}"
@@ -165,10 +206,8 @@ class RunFolder:
         """Read versions, machine and data."""
         return self._read(self.environment_file)
 
-    def load_outline(self) -> Outline | None:
-        """Read tasks and class names; None if the run was made before they were written."""
-        if not self.stream_file.is_file():
-            return None
+    def load_outline(self) -> Outline:
+        """Read tasks and class names."""
         try:
             return Outline.from_dict(self._read(self.stream_file))
         except DataError as error:
@@ -180,22 +219,20 @@ class RunFolder:
         Raises:
             DataError: If the run is not finished, the file is broken, or ``config.yaml`` is not what was run.
         """
-        config = self.load_config()
+        config = self.load_config(is_past=True)
         if not self.is_finished:
             raise DataError(f"The run in {str(self.path)!r} is not finished. Resume it: cflat run --resume {self.path}")
         self._require_unedited(config)
         values = self._read(self.summary_file)
-        try:
+        with making_sense_of(self.summary_file, "a summary of a run"):
             return RunSummary.from_dict(values, config)
-        except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, DataError) as error:
-            raise DataError(f"{str(self.summary_file)!r} is not a summary of a run: {error}.") from error
 
     def _require_unedited(self, config: RunConfig) -> None:
-        """Refuse to show a result under settings that it does not have."""
+        """Do not show a result under settings that it does not have."""
         begun: Any = None
         with suppress(DataError):  # absent or broken, it says nothing
             begun = self.load_environment().get("identity")
-        now = plain_values(identity(config))
+        now = config.identity()
         for key in begun if isinstance(begun, dict) else ():
             if key in now and begun[key] != now[key]:  # other versions may have other keys
                 raise DataError(
@@ -251,8 +288,7 @@ class MetricsLog(Observer):
     def on_run_start(self, num_tasks: int, first_task: int) -> None:
         """Cut the file back to where the run is."""
         try:
-            self._file = file = self.path.open("a+b")
-            file.seek(0)
+            self._file = file = os.fdopen(open_in_place(self.path), "r+b")
             content = file.read(self._offset)
             if len(content) < self._offset:
                 raise DataError(
@@ -262,6 +298,7 @@ class MetricsLog(Observer):
             if self._expected not in (None, self._digest.hexdigest()):
                 raise DataError(f"{str(self.path)!r} is not what this run has written; restart the run from scratch.")
             file.truncate(self._offset)
+            file.seek(self._offset)
         except OSError as error:
             raise DataError(f"{str(self.path)!r} could not be written: {error.strerror}.") from error
 
@@ -307,9 +344,11 @@ class MetricsLog(Observer):
 
 def require_writable(folder: Path) -> None:
     """Write a file and remove it: what cannot be written is to be known before anything is computed."""
-    probe = folder / ".probe"
-    write_atomic(probe, b"")
-    probe.unlink()
+    try:
+        with TemporaryFile(dir=folder) as file:  # under a name of its own: others may be asking, too
+            file.write(b"\n")
+    except OSError as error:
+        raise DataError(f"The folder {str(folder)!r} cannot be written: {error.strerror}.") from error
 
 
 def find_runs(root: Path) -> Iterator[RunFolder]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,23 +14,28 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from cflat._errors import CFlatError, ConfigError, DataError
-from cflat._files import write_atomic
+from cflat._errors import ConfigError, DataError, shortened
+from cflat._files import make_folder, making_sense_of, open_regular, require_unpacked, write_atomic
+from cflat._plugins import loaded_plugins, require_recorded
 from cflat._registry import require_known
-from cflat.config.run_config import RunConfig, parse_config
+from cflat.config.run_config import CLASSES, IMAGES, RunConfig, parse_config
 from cflat.data import BatchLoader, ImageSet, Outline, eval_transform
 from cflat.data.dataset import refuse
 from cflat.data.datasets.image_folder import SUFFIXES, image_files
-from cflat.data.pixels import ArrayPixels, ArrayVectors, FilePixels, PixelStore
+from cflat.data.pixels import ArrayPixels, ArrayVectors, DecodedCache, FilePixels, PixelStore
 from cflat.methods import Method, StreamInfo, create_method
 from cflat.runs.folder import RunFolder
-from cflat.runs.run import make_backbone, make_stream
-from cflat.train.checkpoint import CheckpointStore
+from cflat.runs.memory_limit import MemoryLimit
+from cflat.runs.run import make_backbone
+from cflat.train.checkpoint import CheckpointStore, require_plain
 
 Images: TypeAlias = str | Path | Sequence[str | Path] | npt.NDArray[Any]
 """A folder, files, uint8 pixels (N, H, W, 3), or the vectors that a run on features has learned from."""
 
-_VERSION = 1
+_MAGIC = b"cflat method 2\n"
+"""First line of an exported file; the second one is the hash of all that follows."""
+_DIGEST_BYTES = 16
+_TRAINED = "a trained method of this version of cflat"
 
 
 @dataclass(frozen=True)
@@ -74,13 +81,16 @@ class Predictor:
         self.num_tasks = num_tasks
         self._extra = extra
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        backbone = make_backbone(config.backbone, outline.vector_size, is_filled_later=True)
+        require_plain(state, is_finite=True)
+        require_plain(extra)
+        info = StreamInfo(outline.scenario, len(outline.class_names), len(outline.tasks), outline.label_modulus)
+        with MemoryLimit("the sizes in its configuration"):
+            backbone = make_backbone(config.backbone, outline.vector_size, is_filled_later=True)
+            self.method: Method = create_method(config.method.name, backbone, info, config.method.settings)
+            for task in outline.empty_tasks(num_tasks):
+                self.method.grow(task)
         inputs = config.backbone.inputs
         self.transform = eval_transform(inputs, backbone.image_size, backbone.mean, backbone.std)
-        info = StreamInfo(outline.scenario, len(outline.class_names), len(outline.tasks), outline.label_modulus)
-        self.method: Method = create_method(config.method.name, backbone, info, config.method.settings)
-        for task in outline.empty_tasks(num_tasks):
-            self.method.grow(task)
         self.method.load_state_dict(state)
         self.method.load_answers(extra)
         self.method.to(self.device).eval()
@@ -131,22 +141,25 @@ class Predictor:
         size = self.config.train.eval_batch_size or self.config.train.batch_size
         loader = BatchLoader(images, self.transform, size, shuffle=False, device=self.device)
         found = torch.cat([self.method.predict(batch)[name].float().cpu() for batch in loader])
+        if found.isnan().any():
+            raise DataError("The scores are not numbers: the method, or one of the images, holds NaN or infinity.")
         modulus = self.outline.label_modulus
         return found if modulus is None else found.unflatten(1, (-1, modulus)).amax(dim=1)
 
     def save(self, path: str | Path) -> Path:
-        """Write everything that `load_predictor` needs into one file, that loads without running code."""
+        """Write all that `load_predictor` needs into one file, with a hash of it, that loads without running code."""
         values = {
-            "version": _VERSION,
             "config": self.config.to_dict(),
             "stream": self.outline.to_dict(),
             "num_tasks": self.num_tasks,
             "method": self.method.state_dict(),
             "extra": self._extra,
+            "plugins": loaded_plugins(),
         }
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, lambda file: torch.save(values, file))
+        path, content = Path(path), io.BytesIO()
+        torch.save(values, content)
+        make_folder(path.parent)
+        write_atomic(path, _MAGIC + _hash(content.getbuffer()) + content.getbuffer())
         return path
 
     def _labels(self, task: int | None) -> range:
@@ -171,36 +184,54 @@ def load_predictor(path: str | Path, *, device: str | torch.device | None = None
     A run that is not finished answers with the tasks that it has learned so far.
 
     Raises:
-        DataError: If there is no trained method at ``path``.
+        DataError: If there is no trained method at ``path``, or weights, settings and class names are not those that
+            were written together.
     """
     path = Path(path)
-    if path.is_dir():
-        return _from_run(RunFolder(path), device)
-    if not path.is_file():
+    if not path.exists():
         raise DataError(f"{str(path)!r} does not exist; give a run directory, or a file that Predictor.save wrote.")
-    try:
-        values = torch.load(path, map_location="cpu", weights_only=True)
-        version, config = values["version"], parse_config(values["config"])
-        learned = Outline.from_dict(values["stream"]), values["num_tasks"], values["method"], values["extra"]
-    except Exception as error:  # a file of another kind can fail in many ways
-        reason = str(error) if isinstance(error, CFlatError) else type(error).__name__
-        raise DataError(f"{str(path)!r} holds no trained method of this version of cflat ({reason}).") from error
-    if version != _VERSION:
-        raise DataError(f"{str(path)!r} was written by another version of cflat.")
-    return Predictor(config, *learned, device=device)
+    folder = RunFolder(path)
+    with making_sense_of(path, _TRAINED):
+        return Predictor(*(_from_run(folder) if path.is_dir() else _from_file(path)), device=device)
 
 
-def _from_run(folder: RunFolder, device: str | torch.device | None) -> Predictor:
-    config = folder.load_config()
-    outline = folder.load_outline() or Outline.of(make_stream(config))
-    state = CheckpointStore(folder.path / "checkpoints").load()
+def _from_file(path: Path) -> tuple[RunConfig, Outline, int, dict[str, Any], dict[str, Any]]:
+    with open_regular(path) as file:
+        is_ours, digest = file.readline(len(_MAGIC)) == _MAGIC, file.readline(2 * _DIGEST_BYTES + 1)
+        content = file.read() if is_ours else b""
+    if not is_ours or _hash(content) != digest:
+        problem = "has changed since it was written; export it anew" if is_ours else f"is not {_TRAINED}"
+        raise DataError(f"{str(path)!r} {problem}.")
+    require_unpacked(io.BytesIO(content))
+    values = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    require_recorded(values["plugins"], path)
+    outline = Outline.from_dict(values["stream"])
+    if not 0 < values["num_tasks"] <= len(outline.tasks):
+        raise ValueError(f"{values['num_tasks']} of {len(outline.tasks)} tasks")
+    return parse_config(values["config"]), outline, values["num_tasks"], values["method"], values["extra"]
+
+
+def _from_run(folder: RunFolder) -> tuple[RunConfig, Outline, int, dict[str, Any], dict[str, Any]]:
+    config, outline = folder.load_config(), folder.load_outline()
+    state = CheckpointStore(folder.checkpoints).load()
     go_on = f"Resume it: cflat run --resume {folder.path}"
     if state is None:
         raise DataError(f"The run in {str(folder.path)!r} has no checkpoint yet. {go_on}")
     num_tasks = int(state["position"][0])
     if num_tasks == 0 or state["is_grown"]:
         raise DataError(f"The run in {str(folder.path)!r} was stopped within task {num_tasks + 1}. {go_on}")
-    return Predictor(config, outline, num_tasks, state["method"], state["extra"], device=device)
+    now = {**config.identity(), CLASSES: outline.fingerprint(), IMAGES: state["identity"].get(IMAGES)}
+    changed = [key for key in {**now, **state["identity"]} if now.get(key) != state["identity"].get(key)]
+    if changed:
+        raise DataError(
+            f"The files in {str(folder.path)!r} do not belong together: {shortened(', '.join(changed), 300)} of "
+            "config.yaml or stream.json are not those of the checkpoint. Change them back."
+        )
+    return config, outline, num_tasks, state["method"], state["extra"]
+
+
+def _hash(content: bytes | memoryview) -> bytes:
+    return hashlib.blake2b(content, digest_size=_DIGEST_BYTES).hexdigest().encode() + b"\n"
 
 
 def find_images(places: Sequence[str | Path]) -> list[Path]:
@@ -230,7 +261,8 @@ def _image_set(images: Images, short_side: int | None, vector_size: int | None) 
         store = ArrayPixels(images)
     else:
         places = [images] if isinstance(images, str | Path) else images
-        store = FilePixels(Path(), [str(path) for path in find_images(places)], short_side=short_side)
+        paths = [str(path) for path in find_images(places)]
+        store = FilePixels(Path(), paths, short_side=short_side, cache=DecodedCache(0))
     if len(store) == 0:
         raise DataError("There are no images.")
     return ImageSet(store, np.zeros(len(store), np.int64))

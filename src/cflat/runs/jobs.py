@@ -26,7 +26,7 @@ class Job:
     config: RunConfig
     out: Path
     num_tasks: int | None = None
-    """Come back after so many tasks, to go on later; None goes through the whole stream."""
+    """Stop after so many tasks, to be resumed later; None trains on the whole stream."""
     may_diverge: bool = False
     """Whether a training that diverges is a result, noted in its folder, and no error."""
 
@@ -88,7 +88,7 @@ def run_job(job: Job, observers: Sequence[Observer] = (), **how: Any) -> None:
 
 
 def require_one_process(job: Job) -> None:
-    """Refuse a job that several processes would share: they start one command, which here is more than a run."""
+    """Reject a job that several processes would share: they start one command, which here is more than a run."""
     runtime = job.config.runtime
     if runtime.num_ranks > 1:
         raise ConfigError(

@@ -1,36 +1,32 @@
 """`owned`: one process at a time writes to a folder.
 
-The lock is the operating system's, on a file in the folder: it ends with its owner, however that ends, and holds
-between hosts wherever the file system passes locks on (NFS does). The file itself stays; it says who the owner is.
+The lock is filelock's, on a file in the folder: it ends with its owner, however that ends, and holds between hosts
+wherever the file system passes locks on (NFS does). A second file names the owner, for the message that others get.
 """
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
 import os
 import platform
 import shlex
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
-from cflat._errors import DataError
-from cflat._files import remove_leftovers
+from filelock import FileLock, Timeout
+
+from cflat._errors import CFlatError, DataError
+from cflat._files import make_folder, open_in_place, read_text, remove_leftovers, write_json
 
 logger = logging.getLogger(__name__)
 
-NAME = ".lock"
-POLL_SECONDS = 0.2
+LOCK, OWNER = ".lock", ".owner"
 MAX_COMMAND = 200
 """Characters of a command line that a message repeats."""
-FAR = 1 << 30
-"""Windows locks bytes against reading, too: one that is never written leaves the content readable."""
-_HELD = (errno.EACCES, errno.EAGAIN, errno.EDEADLK)
 
 
 class FolderInUse(DataError):
@@ -44,86 +40,51 @@ def owned(folder: Path, patience: float = 0.0) -> Iterator[None]:
     ``patience`` is how many seconds to wait for that one to go: after a crash, another host may hear of it late.
     A folder that was not there is made, and goes again if it stays empty.
     """
-    path = folder / NAME
+    is_new = not folder.exists()
+    make_folder(folder)
+    lock = _acquired(folder, patience)
+    since = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
+    with suppress(CFlatError):  # nobody depends on the name: a full disk is no reason to stop
+        owner = {"process": os.getpid(), "host": platform.node(), "since": since, "command": _command()}
+        write_json(folder / OWNER, owner)
+    remove_leftovers(folder)
     try:
-        is_new = not folder.exists()
-        folder.mkdir(parents=True, exist_ok=True)
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
-    except OSError as error:
-        raise DataError(f"The folder {str(folder)!r} cannot be made or written: {error.strerror}.") from error
-    try:
-        _acquire(handle, folder, patience)
-        _require_in_place(handle, path)
-        since = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
-        told = {"process": os.getpid(), "host": platform.node(), "since": since, "command": _command()}
-        _write(handle, json.dumps(told))
-        remove_leftovers(folder)
-        try:
-            yield
-        finally:
-            _write(handle, "")
-            with suppress(OSError):
-                if is_new and os.listdir(folder) == [NAME]:
-                    path.unlink()
-                    folder.rmdir()
+        yield
     finally:
-        os.close(handle)  # ends the lock, too
+        with suppress(OSError):
+            (folder / OWNER).unlink(missing_ok=True)
+            # A command that was rejected leaves no folder that nobody asked for.
+            if is_new and os.listdir(folder) == [LOCK]:
+                (folder / LOCK).unlink()
+                folder.rmdir()
+        lock.release()
 
 
-def refuse_if_owned(folder: Path) -> None:
+def reject_if_owned(folder: Path) -> None:
     """Raise if another process owns a folder; nothing is made or changed."""
-    with suppress(OSError):
-        handle = os.open(folder / NAME, os.O_RDWR | getattr(os, "O_CLOEXEC", 0))
-        try:
-            _acquire(handle, folder, 0.0)
-        finally:
-            os.close(handle)
+    if (folder / LOCK).is_file():
+        _acquired(folder, 0.0).release()
 
 
-def _acquire(handle: int, folder: Path, patience: float) -> None:
-    give_up = time.monotonic() + patience
-    while not _try_lock(handle, folder):
-        if time.monotonic() >= give_up:
-            raise FolderInUse(
-                f"{str(folder)!r} is in use by {_owner(folder / NAME)}; wait until it is done, or stop it first."
-            )
-        time.sleep(POLL_SECONDS)
-
-
-def _try_lock(handle: int, folder: Path) -> bool:
-    """Take the lock, or return False if another has it; where there are no locks, say so and go on."""
+def _acquired(folder: Path, patience: float) -> FileLock:
+    """Return the lock of a folder, taken; where the file system has no locks, log that and continue without."""
+    path = folder / LOCK
     try:
-        if sys.platform == "win32":
-            import msvcrt
-
-            os.lseek(handle, FAR, os.SEEK_SET)
-            msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
-        else:
-            import fcntl
-
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(open_in_place(path))  # raises for links and pipes, which older versions of filelock follow
     except OSError as error:
-        if error.errno in _HELD:
-            return False
+        place = f" ({path.name})" if error.filename == str(path) else ""
+        raise DataError(f"The folder {str(folder)!r} cannot be made or written: {error.strerror}{place}.") from error
+    lock = FileLock(path, timeout=patience, poll_interval=0.2)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise FolderInUse(
+            f"{str(folder)!r} is in use by {_owner(folder / OWNER)}; wait until it is done, or stop it first."
+        ) from None
+    except (OSError, NotImplementedError) as error:
         text = "The file system of %s has no locks (%s): see to it that only one process uses the folder."
-        logger.warning(text, folder, error.strerror)
-    return True
-
-
-def _require_in_place(handle: int, path: Path) -> None:
-    """Refuse a lock on a file that is no longer the folder's: somebody removed the folder while we waited."""
-    with suppress(OSError):
-        if os.path.samestat(os.fstat(handle), path.stat()):
-            return
-    raise DataError(f"The folder {str(path.parent)!r} was removed while we waited for it; try again.")
-
-
-def _write(handle: int, text: str) -> None:
-    """Replace the content of the file; nobody depends on it, so a full disk is no reason to stop."""
-    with suppress(OSError):
-        os.ftruncate(handle, 0)
-        os.lseek(handle, 0, os.SEEK_SET)
-        os.write(handle, text.encode(errors="replace"))
+        logger.warning(text, folder, getattr(error, "strerror", None) or error)
+    return lock
 
 
 def _command() -> str:
@@ -135,7 +96,7 @@ def _command() -> str:
 
 def _owner(path: Path) -> str:
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
+        told = json.loads(read_text(path))
         return f"process {told['process']} on {told['host']} since {told['since']} ({told['command']})"
     except (OSError, ValueError, KeyError, TypeError):  # it has begun, or ended, this very moment
         return "another process"

@@ -189,7 +189,7 @@ def ray_session() -> Iterator[tuple[ModuleType, bool]]:
 
 
 def _require_answer(address: str) -> None:
-    """Refuse an address where nobody listens at once: Ray itself tries for minutes."""
+    """Reject an address where nobody listens at once: Ray itself tries for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdigit():
         return  # "auto" and the like

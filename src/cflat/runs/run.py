@@ -8,25 +8,27 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from cflat._errors import ConfigError, DataError
-from cflat._files import plain_values, write_atomic, write_json
-from cflat.config.run_config import RunConfig
-from cflat.config.settings import BackboneSettings, DataSettings
+from cflat._files import reject_links, write_atomic, write_json
+from cflat._plugins import loaded_plugins
+from cflat.config.run_config import CLASSES, IMAGES, RunConfig
+from cflat.config.sections import BackboneSettings, DataSettings
 from cflat.data import Dataset, Outline, Split, Stream, build_stream, load_dataset, vector_size, with_label_noise
 from cflat.data.check import require_readable
-from cflat.data.presets import eval_transform, train_transform
+from cflat.data.inputs import eval_transform, train_transform
 from cflat.methods import Method, StreamInfo, create_method
 from cflat.nn.backbone import Backbone, create_backbone
-from cflat.runs.changes import changed_keys, identity, with_newer_defaults
 from cflat.runs.environment import describe_environment
-from cflat.runs.failures import explained, in_company
+from cflat.runs.failures import report_lost_ranks, translate_errors
+from cflat.runs.flatness_observer import FlatnessObserver
 from cflat.runs.folder import MetricsLog, RunFolder, RunSummary, require_writable
-from cflat.runs.lock import owned, refuse_if_owned
-from cflat.runs.memory import MemoryLimit, require_batch
-from cflat.train import Inputs, Observer, OptimizerChoice, Runtime, RuntimeSettings, run_stream
+from cflat.runs.lock import owned, reject_if_owned
+from cflat.runs.memory_limit import MemoryLimit, require_batch
+from cflat.train import Inputs, Observer, OptimizerChoice, Runtime, RuntimeSettings, Trainer
 from cflat.train.checkpoint import CheckpointStore, require_same
 from cflat.train.observer import Observers
 from cflat.train.runtime import Part, count_devices, seed_everything
@@ -64,10 +66,10 @@ def run(
     """Train as ``config`` says and return the result, which is also in ``out``.
 
     Args:
-        config: What to do; on resume it may differ from the run's own where `may_change` says so.
+        config: What to do; on resume it may differ from the run's own in fields that are marked neutral.
         out: The run directory, absent or empty; None keeps nothing on disk.
         resume: Go on with the run that is in ``out``; a finished one is only read.
-        num_tasks: Come back after so many tasks; ``resume`` goes on from there, and the summary is written at the end.
+        num_tasks: Stop after so many tasks; ``resume`` continues from there, and the summary is written at the end.
         observers: Who is told, besides the files.
         should_stop: Asked after every step and between the batches of all other passes; True saves the state and
             raises `TrainingInterrupted`.
@@ -82,7 +84,7 @@ def run(
     if folder is not None and resume and folder.is_finished:
         return folder.load_summary()
     check_devices(config.runtime)
-    with in_company(config), ExitStack() as stack:
+    with report_lost_ranks(config), ExitStack() as stack:
         runtime, log = Runtime(config.runtime), None
         folder = runtime.share(folder)  # ranks that looked for a free one may have found another
         own_folder = folder if runtime.is_main else None
@@ -97,37 +99,57 @@ def run(
                 prepare_folder(own_folder, config, resume)
                 log = stack.enter_context(closing(MetricsLog(own_folder.metrics_file)))
             parts = assemble(config)
-            decisive = identity(config)
+            decisive = {**config.identity(), CLASSES: Outline.of(parts.stream).fingerprint()}
             if own_folder is not None:
-                decisive["images (their hash)"] = _describe(own_folder, config, parts, resume)
-        told = [*([log] if log is not None else []), *(observers if runtime.is_main else ())]
-        train = explained(config, None if folder is None else folder.path)(run_stream)
-        result = train(
-            parts.method,
-            parts.stream,
-            base=config.base,
-            train=config.train,
-            runtime=runtime,
-            optimizer=OptimizerChoice(config.optimizer.name, config.optimizer.keywords()),
-            inputs=parts.inputs,
-            seed=config.seed,
-            splits=evaluated_splits(config),
-            num_tasks=num_tasks,
-            observer=Observers(told),
-            folder=None if folder is None else folder.path,
-            resume=resume,
-            should_stop=should_stop,
-            identity=decisive,
-        )
+                decisive[IMAGES] = _describe(own_folder, config, parts, resume)
+        flatness = FlatnessObserver() if can_measure_flatness(config) else None
+        own = [observer for observer in (log, flatness) if observer is not None]
+        told = [*own, *(observers if runtime.is_main else ())]
+        path = None if folder is None else folder.path
+        with translate_errors(config, parts.method, path):
+            trainer = make_trainer(
+                config,
+                parts,
+                runtime,
+                observer=Observers(told),
+                folder=path,
+                should_stop=should_stop,
+                identity=decisive,
+            )
+            result = trainer.run(resume=resume, num_tasks=num_tasks)
         cost, seconds, num_classes = result.cost, 0.0 if log is None else log.seconds, parts.stream.num_classes
         if cost.nonfinite_steps > NORMAL_SHARE * cost.steps:
             text = "%d of %d steps met Inf or NaN and were given up: the training diverges. Lower base.lr, now %g."
             logger.warning(text, cost.nonfinite_steps, cost.steps, config.base.lr)
-        summary = RunSummary(config, result.accuracy, cost, seconds, num_classes, result.validation)
+        summary = RunSummary(
+            config,
+            result.accuracy,
+            cost,
+            seconds,
+            num_classes,
+            result.validation,
+            flatness={} if flatness is None else flatness.values(),
+        )
         is_done = num_tasks is None or num_tasks >= parts.stream.num_tasks
         if own_folder is not None and is_done:
             write_json(own_folder.summary_file, summary.to_dict())
         return summary
+
+
+def make_trainer(config: RunConfig, parts: Assembly, runtime: Runtime, **others: Any) -> Trainer:
+    """Return the trainer of a configuration; ``others`` are arguments that no configuration decides."""
+    return Trainer(
+        parts.method,
+        parts.stream,
+        base=config.base,
+        train=config.train,
+        runtime=runtime,
+        optimizer=OptimizerChoice(config.optimizer.name, config.optimizer.keywords(), **config.optimizer.of_trainer()),
+        inputs=parts.inputs,
+        seed=config.seed,
+        splits=evaluated_splits(config),
+        **others,
+    )
 
 
 def assemble(config: RunConfig) -> Assembly:
@@ -140,8 +162,8 @@ def assemble(config: RunConfig) -> Assembly:
             backbone = make_backbone(config.backbone, vector_size(stream.tasks[0].train))
             require_batch(backbone, config.train, config.runtime, stream)
             method = create_method(config.method.name, backbone, info, config.method.settings)
-        recipe = (config.backbone.inputs, backbone.image_size, backbone.mean, backbone.std)
-        inputs = Inputs(train_transform(*recipe), eval_transform(*recipe))
+        kind = (config.backbone.inputs, backbone.image_size, backbone.mean, backbone.std)
+        inputs = Inputs(train_transform(*kind), eval_transform(*kind))
     except ValueError as error:
         raise ConfigError(str(error)) from error
     return Assembly(stream, method, inputs)
@@ -157,7 +179,7 @@ def open_dataset(data: DataSettings) -> Dataset:
 def make_stream(config: RunConfig) -> Stream:
     """Load the dataset and cut it into tasks."""
     data, settings = config.data, asdict(config.stream)
-    max_tasks = settings.pop("max_tasks")
+    max_tasks, _ = settings.pop("max_tasks"), settings.pop("online")
     try:
         built = build_stream(open_dataset(data), **settings)
         built = built if max_tasks is None else built.first(max_tasks)
@@ -175,8 +197,13 @@ def evaluated_splits(config: RunConfig) -> tuple[Split, ...]:
     return (config.data.evaluate,)
 
 
+def can_measure_flatness(config: RunConfig) -> bool:
+    """Whether flatness is asked for and can be measured: by one process, without a loss scale."""
+    return config.train.flatness and config.runtime.num_ranks == 1 and config.runtime.precision != "16"
+
+
 def check_devices(runtime: RuntimeSettings) -> None:
-    """Refuse devices that this machine does not have, and ranks that torchrun has not started."""
+    """Reject devices that this machine does not have, and ranks that torchrun has not started."""
     devices, _ = count_devices(runtime)
     has_cuda = torch.cuda.is_available()
     if runtime.accelerator == "cuda" and not has_cuda:
@@ -194,13 +221,14 @@ def check_devices(runtime: RuntimeSettings) -> None:
 
 
 def check_folder(folder: RunFolder, is_resumed: bool) -> None:
-    """Refuse a run directory that cannot be used, and change nothing."""
+    """Reject a run directory that cannot be used, and change nothing."""
     path = folder.path
     if is_resumed and not folder.config_file.is_file():
         raise DataError(f"{str(path)!r} holds no run to resume: it has no config.yaml.")
+    reject_links(path, folder.checkpoints)
     try:
         if not is_resumed and path.exists() and (not path.is_dir() or any(map(_is_content, path.iterdir()))):
-            refuse_if_owned(path)
+            reject_if_owned(path)
             raise DataError(
                 f"{str(path)!r} is not empty. Choose another --out, or resume it: cflat run --resume {path}"
             )
@@ -221,8 +249,8 @@ def prepare_folder(folder: RunFolder, config: RunConfig, is_resumed: bool) -> No
 
 
 def _require_same_run(folder: RunFolder, config: RunConfig) -> None:
-    """Refuse to go on with another run, or another version's, before any data is read."""
-    require_same(identity(folder.load_config()), identity(config))
+    """Reject another run, or another version's, before any data is read."""
+    require_same(folder.load_config().identity(), config.identity())
     if not folder.environment_file.is_file():
         return
     begun = folder.load_environment()
@@ -231,7 +259,7 @@ def _require_same_run(folder: RunFolder, config: RunConfig) -> None:
             f"The run in {str(folder.path)!r} was started by another version of cflat and cannot be resumed by "
             "this one; restart it from scratch, or finish it with that version."
         )
-    require_same(with_newer_defaults(begun["identity"], config), plain_values(identity(config)))
+    require_same(begun["identity"], config.identity())
 
 
 def _is_content(entry: Path) -> bool:
@@ -250,15 +278,15 @@ def _describe(folder: RunFolder, config: RunConfig, parts: Assembly, is_resumed:
                 f"The data of the run in {str(folder.path)!r} has changed since it started: other images, or the "
                 "same in another order. Restore the old data, or restart the run from scratch."
             )
-        changes = changed_keys(folder.load_config(), config)
+        changes = folder.load_config().differences(config)
         if changes:
             resumed = [*before.get("resumed_with", []), changes]
             write_json(folder.environment_file, {**before, "resumed_with": resumed})
     elif not is_resumed or not any(folder.checkpoints.glob("*.pt")):
         write_atomic(folder.config_file, config.to_yaml())  # first: with that it can be resumed
-        write_json(folder.stream_file, Outline.of(parts.stream).to_dict())
-        begun = {"format": FORMAT, "identity": identity(config), "stream": fingerprint}
+        begun = {"format": FORMAT, "identity": config.identity(), "stream": fingerprint, "plugins": loaded_plugins()}
         write_json(folder.environment_file, {**describe_environment(), **begun})
+    write_json(folder.stream_file, Outline.of(parts.stream).to_dict())
     return fingerprint
 
 

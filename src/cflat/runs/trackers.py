@@ -41,7 +41,7 @@ def _tensorboard(config: RunConfig, folder: Path) -> Tracker:
 
 
 def _wandb(config: RunConfig, folder: Path) -> Tracker:
-    """Open a run in the project ``cflat``; a resumed run goes on under the same name."""
+    """Open a run in the project ``cflat``; a resumed run continues under the same name."""
     import wandb
 
     run = wandb.init(
@@ -112,7 +112,7 @@ class TrackerObserver(Observer):
 
 
 def track_run(name: str, config: RunConfig, folder: Path) -> TrackerObserver:
-    """Return the observer that sends the numbers of a run to a tracker; refuse one that is not installed at once."""
+    """Return the observer that sends the numbers of a run to a tracker; rejects one that is not installed at once."""
     require_known("tracker", name, TRACKERS)
     if find_spec(name) is None:
         raise ConfigError(f"The tracker {name!r} is not installed; run: pip install 'cflat[track]'")

@@ -21,9 +21,9 @@ from cflat._settings import LARGEST
 from cflat.config.choices import parse_optimizer
 from cflat.config.presets import radius_of
 from cflat.config.run_config import RunConfig
+from cflat.figures.figure import FigureData
 from cflat.figures.gradients import GradientHistory, correction_ratios, drift, evolution, normality, terms_over_tasks
 from cflat.figures.landscapes import connectivity_figure, plane_figure, slice_figure, spectrum_figure
-from cflat.figures.model import FigureData
 from cflat.figures.runs import SweepPoint, scheduler_comparison, sensitivity
 from cflat.figures.static import save
 from cflat.report.groups import title_of
@@ -145,7 +145,7 @@ def record_run(
 def check_request(
     config: RunConfig, formats: Sequence[str], only: Sequence[str] = (), seeds: Sequence[int] = ()
 ) -> None:
-    """Refuse what cannot be done before anything is trained."""
+    """Reject what cannot be done before anything is trained."""
     check_watchable(config.runtime)
     for seed in seeds:
         if not 0 <= seed <= LARGEST:
@@ -191,10 +191,10 @@ def plan_variants(config: RunConfig, seeds: Sequence[int] = (), only: Sequence[s
 
 
 def _printed(config: RunConfig) -> RunConfig:
-    """Return the run with C-Flat Turbo as printed: the paper's figures vary k and beta, which no other rules have."""
+    """Return the run with C-Flat Turbo, whose k and beta the paper's figures vary."""
     own = config.optimizer.keywords()
     kept = {key: own[key] for key in ("lam", "rho_fd") if own.get(key) is not None and config.optimizer.name != "gam"}
-    return _with(config, "c_flat_turbo", rho=radius_of(config), rules="paper", k=INTERVALS[1], beta=BETAS[1], **kept)
+    return _with(config, "c_flat_turbo", rho=radius_of(config), k=INTERVALS[1], beta=BETAS[1], **kept)
 
 
 def _with(config: RunConfig, name: str, **settings: Any) -> RunConfig:

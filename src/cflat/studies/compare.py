@@ -9,6 +9,7 @@ from typing import Any
 
 from cflat._errors import ConfigError
 from cflat._files import write_json
+from cflat.config.documents import merge
 from cflat.config.variants import parse_variant
 from cflat.figures.runs import RunGroup, comparison_overview
 from cflat.figures.static import save
@@ -26,19 +27,22 @@ def compare(
     out: str | Path,
     executor: Executor | None = None,
     tuned: Mapping[str, Settings] | None = None,
+    score: str | None = None,
 ) -> SweepResult:
     """Run every optimizer with every seed; the rows have the order of the optimizers.
 
     Args:
         chosen: What all runs share, as for `resolve_config`; settings under ``optimizer`` go to those that have them.
-        optimizers: Names, with settings of their own where wanted: ``c_flat_turbo:rules=steady``. Differences are to
-            the first.
+        optimizers: Names, with settings of their own where wanted: ``c_flat_turbo:k=10``. Differences are to the
+            first.
         seeds: Seeds.
         out: Folder of the run directories; those that are finished are only read.
         executor: Where to run; by default here, one after the other.
         tuned: Settings of each optimizer under dotted keys, as ``tune(...).settings``.
+        score: What they are judged by; None takes the method's headline.
     """
-    return run_sweep(replace(comparison_sweep(chosen, optimizers, seeds), tuned=tuned or {}), out, executor)
+    measured = merge({"train": {"flatness": True}}, chosen)  # what these optimizers are about, unless it is off
+    return run_sweep(replace(comparison_sweep(measured, optimizers, seeds), tuned=tuned or {}), out, executor, score)
 
 
 def comparison_sweep(chosen: Mapping[str, Any], optimizers: Sequence[str], seeds: Sequence[int]) -> Sweep:
@@ -68,7 +72,7 @@ def comparison_values(result: SweepResult) -> dict[str, Any]:
         }
         for row in result.rows
     ]
-    subject = {"method": config.method.name, "data": config.data.name, "seeds": result.seeds}
+    subject = {"method": config.method.name, "data": config.data.name, "score": first.score, "seeds": result.seeds}
     return {**subject, "images": result.split, "reference": optimizer_of(first), "rows": rows}
 
 
@@ -85,6 +89,7 @@ def write_comparison(folder: Path, result: SweepResult, headlines: Sequence[str]
         costs = row.values("images_per_second"), row.values("evaluations_per_step")
         groups.append(RunGroup(title_of(optimizer_of(row)), curves, *costs))
     title = f"{values['method']} on {values['data']}"
-    heading = f"{title}, {len(result.seeds)} seeds{', validation images' if result.split == 'validation' else ''}"
+    images = ", validation images" if result.split == "validation" else ""
+    heading = f"{title}, score {values['score']}, {len(result.seeds)} seeds{images}"
     picture = save(comparison_overview(groups, heading), folder / "comparison.png")
     return picture, write_page(folder, result, title, headlines)

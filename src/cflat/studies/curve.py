@@ -18,6 +18,7 @@ from cflat.config.variants import parse_variant
 from cflat.figures.runs import SweepPoint
 from cflat.figures.static import save
 from cflat.figures.sweeps import rate_figure
+from cflat.methods import get_method_spec
 from cflat.metrics import spread
 from cflat.report.groups import title_of
 from cflat.runs.folder import RunFolder
@@ -95,6 +96,7 @@ def rate_curves(
     seeds: Sequence[int] = DEFAULT_SEEDS,
     protocol: Protocol = "stream",
     metric: Metric = "avg",
+    score: str | None = None,
     tuned: Mapping[str, Settings] | None = None,
     within: float = WITHIN,
     executor: Executor | None = None,
@@ -111,6 +113,7 @@ def rate_curves(
     }
     layers = trial_layers(validation_layer(chosen), optimizers, seeds, own)
     first = resolve_config({**next(iter(layers.values())), "seed": seeds[0]})
+    score = get_method_spec(first.method.name).score(score)
     grid = usual_rates(first.base.lr) if rates is None else sorted(rates)
     if len(set(grid)) < max(2, len(grid)) or not all(0 < rate < math.inf for rate in grid):
         raise ConfigError(f"A curve needs several different learning rates above 0, got {list(grid)}.")
@@ -128,12 +131,12 @@ def rate_curves(
     curves = []
     for name in layers:
         accuracy = tuple(
-            tuple(validation_score(RunFolder(jobs[name, rate, s].out), metric) for s in seeds) for rate in grid
+            tuple(validation_score(RunFolder(jobs[name, rate, s].out), metric, score) for s in seeds) for rate in grid
         )
         means = [float(np.mean(values)) for values in accuracy]
         by_seed = tuple(plateau(grid, values, within) for values in zip(*accuracy, strict=True))
         curves.append(RateCurve(name, own.get(name, {}), accuracy, plateau(grid, means, within), by_seed))
-    subject = (first.method.name, first.data.name, protocol, metric, tuple(seeds))
+    subject = (first.method.name, first.data.name, protocol, metric, score, tuple(seeds))
     found = RateCurves(*subject, tuple(grid), within, tuple(curves))
     write_json(Path(out) / "rates.json", found.to_dict())
     return found
@@ -177,7 +180,7 @@ def write_curves(folder: Path, found: RateCurves) -> Path:
         for curve in found.curves
         for rate, values in zip(found.rates, curve.accuracy, strict=True)
     ]
-    title = f"{found.method} on {found.data}, {len(found.seeds)} seeds, protocol {found.protocol}"
+    title = f"{found.method} on {found.data}, score {found.score}, {len(found.seeds)} seeds, protocol {found.protocol}"
     plateaus = {
         title_of(curve.optimizer): (curve.plateau.low, curve.plateau.high, curve.plateau.best_accuracy - found.within)
         for curve in found.curves

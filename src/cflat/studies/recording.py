@@ -121,7 +121,7 @@ class Recording(Observer):
             axes = (random_direction(params, seed=0), random_direction(params, seed=1))
             found["plane"] = asdict(plane(loss, params, axes, grid, grid, model=network))
             found["spectrum"] = asdict(spectrum_density(loss, params, probes=2, steps=16, points=301, model=network))
-            top = top_eigenvalues(loss, params, 3, tolerance=1e-2, max_products=24, model=network)
+            top = top_eigenvalues(loss, params, 3, tolerance=1e-2, max_products=60, model=network)
             found["eigenvalues"] = {"values": top.values, "residuals": top.residuals}
             found["trace"] = asdict(trace(loss, params, samples=4, model=network))
 
@@ -139,7 +139,7 @@ class Recording(Observer):
 
 
 def check_watchable(runtime: RuntimeSettings) -> None:
-    """Refuse settings under which a run cannot be watched."""
+    """Reject settings under which a run cannot be watched."""
     if runtime.num_ranks > 1:
         raise ConfigError("Gradients are watched in one process; set runtime.devices=1 and runtime.num_nodes=1.")
     if runtime.precision == "16":

@@ -200,7 +200,7 @@ def _axis(path: str, values: object) -> tuple[Any, ...] | Interval:
 
 
 def _require_known_settings(sweep: Sweep) -> None:
-    """Refuse an optimizer setting that no optimizer of the sweep has: it would be left out everywhere."""
+    """Reject an optimizer setting that no optimizer of the sweep has: it would be left out everywhere."""
     shared = sweep._optimizer
     names = sweep.axes.get("optimizer.name", (shared["name"],))
     if isinstance(names, Interval):

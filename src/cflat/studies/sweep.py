@@ -18,14 +18,15 @@ from cflat.config.run_config import RunConfig
 from cflat.data import Split
 from cflat.figures.static import save
 from cflat.figures.sweeps import SweepCase, sweep_figure
+from cflat.methods import get_method_spec
 from cflat.metrics import HEADLINES, PairedDifference, Spread, paired_difference
 from cflat.report.groups import SeedRuns
 from cflat.report.write import write_report
-from cflat.runs.folder import RunFolder
+from cflat.runs.folder import FLATNESS, RunFolder
 from cflat.runs.jobs import Executor, Job, run_jobs
 from cflat.studies.space import Settings, Sweep, describe, value_text
 
-COLUMNS = (*HEADLINES, "images_per_second", "evaluations_per_step")
+COLUMNS = (*HEADLINES, "images_per_second", "evaluations_per_step", *FLATNESS)
 MAX_NAME = 120
 """Characters of a folder's name."""
 
@@ -48,8 +49,8 @@ class SweepRow(SeedRuns):
 
     @property
     def spreads(self) -> dict[str, Spread]:
-        """The numbers of all `COLUMNS`."""
-        return {name: self.spread(name) for name in COLUMNS}
+        """The numbers of all `COLUMNS`, and of the scores that are not the headline."""
+        return {name: self.spread(name) for name in (*COLUMNS, *self.further)}
 
     def difference(self, reference: SweepRow, column: str) -> PairedDifference:
         """Return how this combination differs from another, seed by seed."""
@@ -74,6 +75,16 @@ class SweepResult:
         return "test" if is_tested else "validation"
 
     @property
+    def scores(self) -> tuple[str, ...]:
+        """The scores that the rows' accuracies are of; several only if methods differ."""
+        return tuple(dict.fromkeys(row.score for row in self.rows))
+
+    @property
+    def further(self) -> tuple[str, ...]:
+        """Metrics of other scores that some rows have."""
+        return tuple(dict.fromkeys(name for row in self.rows for name in row.further))
+
+    @property
     def ranked(self) -> list[SweepRow]:
         """The rows by their mean Avg on validation images, the best first; in their own order if there are none."""
         means = [row.validation.mean for row in self.rows if row.validation is not None]
@@ -92,6 +103,7 @@ class SweepResult:
         rows = [
             {
                 "settings": row.settings,
+                "score": row.score,
                 **{name: asdict(value) for name, value in row.spreads.items()},
                 **({} if row.validation is None else {"validation": {"avg": asdict(row.validation)}}),
                 "runs": [str(folder) for folder in row.folders],
@@ -103,12 +115,12 @@ class SweepResult:
 
     def to_csv(self) -> str:
         """Return the content of ``sweep.csv``: one row for each run."""
-        lines: list[list[Any]] = [[*self.axes, "seed", *COLUMNS, "run"]]
+        lines: list[list[Any]] = [[*self.axes, "seed", "score", *COLUMNS, *self.further, "run"]]
         for row in self.rows:
             cells = ["" if key not in row.settings else value_text(row.settings[key]) for key in self.axes]
             for folder, summary in zip(row.folders, row.summaries, strict=True):
-                numbers = [summary.value(name) for name in COLUMNS]
-                lines.append([*cells, summary.config.seed, *numbers, str(folder)])
+                numbers = [summary.value(name) for name in (*COLUMNS, *self.further)]
+                lines.append([*cells, summary.config.seed, summary.score, *numbers, str(folder)])
         return csv_text(lines)
 
 
@@ -132,11 +144,16 @@ def plan_sweep(sweep: Sweep, out: Path) -> list[Combination]:
     return [Combination(own, tuple(Job(one, folder(own, one)) for one in seeds)) for own, seeds in members]
 
 
-def run_sweep(sweep: Sweep, out: str | Path, executor: Executor | None = None) -> SweepResult:
-    """Run every combination with every seed, and gather the results; finished runs in ``out`` are only read."""
+def run_sweep(sweep: Sweep, out: str | Path, executor: Executor | None = None, score: str | None = None) -> SweepResult:
+    """Run every combination with every seed, and gather the results; finished runs in ``out`` are only read.
+
+    ``score`` is what the runs are judged by; None takes the headline of each method.
+    """
     combinations = plan_sweep(sweep, Path(out))
     jobs = [job for combination in combinations for job in combination.jobs]
-    summaries = iter(run_jobs(jobs, executor))
+    for job in jobs:
+        get_method_spec(job.config.method.name).score(score)
+    summaries = iter([summary.judged_by(score) for summary in run_jobs(jobs, executor)])
     rows = []
     for combination in combinations:
         own = tuple(next(summaries) for _ in combination.jobs)
@@ -156,13 +173,14 @@ def write_sweep(folder: Path, result: SweepResult) -> tuple[Path, Path]:
 def write_page(folder: Path, result: SweepResult, title: str, headlines: Sequence[str] = ()) -> Path:
     """Write ``report.html`` about the runs of a grid; return its path."""
     page = folder / "report.html"
-    write_report([path for row in result.rows for path in row.folders], page, title, sentences=headlines)
+    score = result.scores[0] if len(result.scores) == 1 else None
+    write_report([path for row in result.rows for path in row.folders], page, title, score=score, sentences=headlines)
     return page
 
 
 def _free_folder(out: Path, settings: Settings, config: RunConfig, taken: set[Path]) -> Path:
     """Return a folder and take it; where another combination has the name, the configuration's hash is added."""
-    name = _folder_name(settings)
+    name = folder_name(settings)
     path = out / f"{name}-seed{config.seed}"
     if path in taken:
         path = out / f"{name}-{config.fingerprint()[:8]}-seed{config.seed}"
@@ -170,10 +188,10 @@ def _free_folder(out: Path, settings: Settings, config: RunConfig, taken: set[Pa
     return path
 
 
-def _folder_name(settings: Settings) -> str:
+def folder_name(settings: Settings) -> str:
     """Return a readable name that is safe for every file system.
 
-    >>> _folder_name({"optimizer.name": "c_flat", "optimizer.rho": 0.05, "base.milestones": [10, 15]})
+    >>> folder_name({"optimizer.name": "c_flat", "optimizer.rho": 0.05, "base.milestones": [10, 15]})
     'c_flat-rho0.05-milestones10-15'
     """
     words = []
@@ -190,7 +208,7 @@ def _known_runs(out: Path) -> dict[str, Path]:
     known = {}
     for file in sorted(out.glob("*/config.yaml")):
         with suppress(DataError):
-            known[RunFolder(file.parent).load_config().fingerprint()] = file.parent
+            known[RunFolder(file.parent).load_config(is_past=True).fingerprint()] = file.parent
     return known
 
 

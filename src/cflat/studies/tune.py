@@ -2,9 +2,9 @@
 
 A trial is a run (one for each tuning seed) that is measured on the validation images of its stream. The first half of
 the trials is completed; every other one is paused after a quarter of the stream and after a half, and ends there if
-it is behind the better half of those that came as far (Optuna's asynchronous successive halving). Every random choice
-of the search is a function of its seed and the number of the trial, and trials are runs with checkpoints, so a search
-that was killed goes on to the same result.
+it is behind the better half of those that came as far (Optuna's asynchronous successive halving). What a trial draws is
+a function of the search seed and the trials before it, only finished trials are stored, each in one write, and trials
+are runs with checkpoints: a search that was killed at any moment resumes to the same result.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ import numpy as np
 from cflat._errors import ConfigError, DataError
 from cflat._files import make_folder, plain_values, write_json
 from cflat._registry import require_known, suggest
-from cflat.config.documents import Layer, flatten, merge, nested
+from cflat.config.documents import Layer, flatten, load_yaml, merge, nested
 from cflat.config.presets import resolve_config
 from cflat.config.run_config import RunConfig
 from cflat.config.variants import Variant, parse_variant
-from cflat.config.yaml_text import load_yaml
 from cflat.figures.static import save
 from cflat.figures.sweeps import SEARCH_COLORS, TrialPoint, search_figure
+from cflat.methods import get_method_spec
 from cflat.report.groups import title_of
 from cflat.runs.folder import RunFolder
 from cflat.runs.jobs import Executor, Job, finish_jobs
@@ -64,6 +64,7 @@ def tune(
     seeds: Sequence[int] = DEFAULT_SEEDS,
     ranges: Mapping[str, Range] | None = None,
     metric: Metric = "avg",
+    score: str | None = None,
     sampler: Literal["tpe", "random"] = "tpe",
     search_seed: int = 0,
     prune: bool = True,
@@ -76,13 +77,14 @@ def tune(
 
     Args:
         chosen: What all runs share, as for `compare`; ``data.validation`` is 0.2 unless it says otherwise.
-        optimizers: Names, with settings of their own where wanted: ``c_flat_turbo:rules=steady``.
-        out: Folder of the search; one that was begun goes on, with more trials if more are asked for.
+        optimizers: Names, with settings of their own where wanted: ``c_flat_turbo:reading=calibrated``.
+        out: Folder of the search; one that was begun is resumed, with more trials if more are asked for.
         trials: Of every optimizer.
         protocol: ``stream`` judges by the whole stream, ``first-task`` by its first task; see `PROTOCOLS`.
         seeds: Of each trial, whose score is the mean; final runs must have others.
         ranges: What to search by dotted key, instead of the usual ranges or besides them.
         metric: Validation accuracy to maximise: avg (mean over the stages of the stream) or last.
+        score: The method's score that it is of; None takes its headline.
         sampler: Optuna's tpe, which learns from earlier trials, or random.
         search_seed: Decides every random choice of the search.
         prune: Whether trials that are behind others end early.
@@ -110,8 +112,9 @@ def tune(
     spaces = {name: _space(parse_variant(name), config, ranges or {}) for name, config in configs.items()}
     _require_known(ranges or {}, spaces)
     first = next(iter(configs.values()))
-    stages = _stages(make_stream(first).num_tasks, protocol, prune)
-    judged: dict[str, Any] = {"protocol": protocol, "metric": metric, "seeds": list(seeds)}
+    stages = stages_of(make_stream(first).num_tasks, protocol, prune)
+    score = get_method_spec(first.method.name).score(score)
+    judged: dict[str, Any] = {"protocol": protocol, "metric": metric, "score": score, "seeds": list(seeds)}
     request = {**judged, "sampler": sampler, "search_seed": search_seed, "stages": stages}
     with _storage(optuna, Path(out)) as storage:
         searches = [
@@ -120,12 +123,12 @@ def tune(
         ]
         for number in range(trials):
             # One trial of every optimizer at a time: they run side by side where there is room.
-            running = [attempt for search in searches if (attempt := search.take(number)) is not None]
+            running = [search.draw() for search in searches if search.num_done == number]
             for stage in stages:
                 finish_jobs([job for attempt in running for job in attempt.jobs(stage)], executor)
-                running = [attempt for attempt in running if attempt.goes_on(stage)]
+                running = [attempt for attempt in running if not attempt.finish(stage)]
         found = {search.variant.text: search.result() for search in searches}
-    subject = (first.method.name, first.data.name, protocol, metric, tuple(seeds))
+    subject = (first.method.name, first.data.name, protocol, metric, score, tuple(seeds))
     searched = {name: {key: _plain(range_) for key, range_ in space.items()} for name, space in spaces.items()}
     tuning = Tuning(*subject, trials, shared, searched, found)
     write_json(Path(out) / "tuned.json", tuning.to_dict())
@@ -139,7 +142,10 @@ def write_search(folder: Path, tuning: Tuning) -> Path:
         for name, tuned in tuning.optimizers.items()
         for trial in tuned.trials
     ]
-    title = f"{tuning.method} on {tuning.data}: {tuning.num_trials} trials each, protocol {tuning.protocol}"
+    title = (
+        f"{tuning.method} on {tuning.data}: {tuning.num_trials} trials each, score {tuning.score}, "
+        f"protocol {tuning.protocol}"
+    )
     return save(search_figure(title, points), folder / "search.png", SEARCH_COLORS)
 
 
@@ -169,8 +175,8 @@ def parse_range(text: str) -> tuple[str, Range]:
 
     >>> parse_range("base.lr=0.001:0.1")
     ('base.lr', Interval(low=0.001, high=0.1, scale='log'))
-    >>> parse_range("optimizer.rules=[paper, steady]")
-    ('optimizer.rules', ('paper', 'steady'))
+    >>> parse_range("optimizer.reading=[printed, calibrated]")
+    ('optimizer.reading', ('printed', 'calibrated'))
     """
     key, equals, values = (part.strip() for part in text.partition("="))
     low, *others = values.split(":")
@@ -208,56 +214,67 @@ class _Search:
     folder: Path
 
     def __post_init__(self) -> None:
-        first = self.request["stages"][0] or 1
-        pruner = self.optuna.pruners.SuccessiveHalvingPruner(min_resource=first, reduction_factor=REDUCTION)
         self.study = self.optuna.create_study(
-            storage=self.storage, study_name=self.variant.text, direction="maximize", pruner=pruner, load_if_exists=True
+            storage=self.storage, study_name=self.variant.text, direction="maximize", load_if_exists=True
         )
         self.known = flatten(self.config.to_dict())
         space = {key: _plain(range_) for key, range_ in self.space.items()}
         wanted = json.dumps(plain_values({**self.request, "config": self.config.to_dict(), "space": space}))
-        before = self.study.user_attrs.get("request")
-        if before is None:
-            if all(_holds(range_, self.known[key]) for key, range_ in self.space.items()):
-                start = {key: _coded(range_, self.known[key]) for key, range_ in self.space.items()}
-                self.study.enqueue_trial(start, skip_if_exists=True)
-            self.study.set_user_attr("request", wanted)
-        elif before != wanted:
+        if self.study.user_attrs.get("request", wanted) != wanted:
             raise DataError(
                 f"{str(self.folder.parent)!r} holds a search of {self.variant.text} with other settings; "
                 "choose another --out."
             )
+        self.study.set_user_attr("request", wanted)
 
     @property
     def num_startup(self) -> int:
         """Trials that are drawn at random and are completed, before the search learns from them."""
         return max(3, self.num_trials // 2)
 
-    def take(self, number: int) -> _Attempt | None:
-        """Return a trial to run: a new one, or one that was interrupted; None if it is done."""
-        known = {trial.number: trial for trial in self.study.trials}
-        states = self.optuna.trial.TrialState
-        if number in known and known[number].state.is_finished():
-            return None
-        self.study.sampler = self._sampler(number)
-        if number in known and known[number].state == states.RUNNING:
-            trial = self.optuna.trial.Trial(self.study, known[number]._trial_id)
-        else:
-            trial = self.study.ask()
-        drawn = {key: _suggest(trial, key, range_, self.known[key]) for key, range_ in self.space.items()}
-        return _Attempt(self, trial, drawn)
+    @property
+    def num_done(self) -> int:
+        """Trials that are stored, each with its verdict."""
+        return len(self.study.get_trials(deepcopy=False))
+
+    def draw(self) -> _Attempt:
+        """Return the next trial; its values depend on the search seed and the stored trials alone.
+
+        It lives in memory until its verdict is known. A killed search therefore draws it again, with the same values,
+        and its runs resume from their checkpoints.
+        """
+        number, first = self.num_done, self.request["stages"][0] or 1
+        pruner = self.optuna.pruners.SuccessiveHalvingPruner(min_resource=first, reduction_factor=REDUCTION)
+        memory = self.optuna.create_study(direction="maximize", sampler=self._sampler(number), pruner=pruner)
+        # A study of its own: what ask writes to the storage, key by key, would survive a kill in halves.
+        memory.add_trials(self.study.get_trials(deepcopy=False))
+        if number == 0 and all(_holds(range_, self.known[key]) for key, range_ in self.space.items()):
+            memory.enqueue_trial({key: _coded(range_, self.known[key]) for key, range_ in self.space.items()})
+        trial = memory.ask({key: self._distribution(key) for key in self.space})
+        return _Attempt(self, trial, {key: _decoded(self.space[key], trial.params[key]) for key in self.space})
 
     def result(self) -> Tuned:
         """Return the trials, all of them done."""
-        trials = [trial for trial in self.study.get_trials(deepcopy=False) if trial.number < self.num_trials]
+        trials = self.study.get_trials(deepcopy=False)[: self.num_trials]
         return Tuned(self.variant.text, tuple(Trial(**trial.user_attrs["record"]) for trial in trials))
 
     def _sampler(self, number: int) -> Any:
-        """Return a sampler whose random numbers depend on the number of the trial alone, so that a search can go on."""
+        # By trial, so that the number of trials that were run before in this process does not matter.
         seed = int(np.random.SeedSequence([self.request["search_seed"], number]).generate_state(1)[0])
         if self.request["sampler"] == "random":
             return self.optuna.samplers.RandomSampler(seed=seed)
         return self.optuna.samplers.TPESampler(seed=seed, n_startup_trials=self.num_startup)
+
+    def _distribution(self, key: str) -> Any:
+        """Return what Optuna draws a key from; whole numbers where the preset's value is one, or the ends are."""
+        range_, example, kinds = self.space[key], self.known[key], self.optuna.distributions
+        if isinstance(range_, tuple):
+            return kinds.CategoricalDistribution([_coded(range_, value) for value in range_])
+        is_whole = range_.low == int(range_.low) and range_.high == int(range_.high)
+        is_log = range_.scale == "log"
+        if isinstance(example, int) or (example is None and is_whole):
+            return kinds.IntDistribution(math.ceil(range_.low), math.floor(range_.high), log=is_log)
+        return kinds.FloatDistribution(range_.low, range_.high, log=is_log)
 
 
 @dataclass
@@ -282,31 +299,36 @@ class _Attempt:
             for seed in self.search.request["seeds"]
         ]
 
-    def goes_on(self, stage: int | None) -> bool:
-        """Tell Optuna how far the trial has come, and return whether it is to go on."""
+    def finish(self, stage: int | None) -> bool:
+        """Judge the trial by what it has reached; return whether it is done, and stored."""
         record = self._measure(stage)
-        is_last = stage == self.search.request["stages"][-1] or record.state == "diverged"
-        study, states = self.search.study, self.search.optuna.trial.TrialState
-        if not is_last:
-            if stage not in study.trials[self.trial.number].intermediate_values:
-                self.trial.report(record.score, step=stage)
-            if not self.trial.should_prune() or self.is_completed_anyway:
-                return True
+        if stage != self.search.request["stages"][-1] and record.state != "diverged":
+            self.trial.report(record.score, step=stage)
+            if not self.trial.should_prune() or self.is_completed_anyway:  # asked in any case: the pruner takes notes
+                return False
             record = replace(record, state="pruned")
-        self.trial.set_user_attr("record", plain_values(asdict(record)))
-        study.tell(self.trial, *((record.score,) if is_last else (None, states.PRUNED)))
+        self._store(record)
         for seed in self.search.request["seeds"]:
             shutil.rmtree(self._folder(seed) / "checkpoints", ignore_errors=True)
-        return False
+        return True
+
+    def _store(self, record: Trial) -> None:
+        """Store the finished trial, with what it has drawn and its verdict, in one write."""
+        memory, states = self.trial.study, self.search.optuna.trial.TrialState
+        self.trial.set_user_attr("record", plain_values(asdict(record)))
+        memory.tell(self.trial, *((None, states.PRUNED) if record.state == "pruned" else (record.score,)))
+        self.search.study.add_trial(memory.get_trials(deepcopy=False)[self.trial.number])
 
     def _measure(self, stage: int | None) -> Trial:
         folders = [RunFolder(self._folder(seed)) for seed in self.search.request["seeds"]]
         tasks = [folder.load_tasks()[:stage] for folder in folders]
         has_diverged = any(folder.diverged_file.is_file() for folder in folders)
-        scores = [validation_score(folder, self.search.request["metric"], stage) for folder in folders]
+        asked = self.search.request
+        scores = [validation_score(folder, asked["metric"], asked["score"], stage) for folder in folders]
         state: Literal["complete", "diverged"] = "diverged" if has_diverged else "complete"
         score = 0.0 if has_diverged else mean(scores)
-        costs = {name: sum(own[-1][name] for own in tasks if own) for name in COSTS}
+        last = [{**own[-1]["cost"], "seconds": own[-1]["seconds"]} for own in tasks if own]
+        costs = {name: sum(one[name] for one in last) for name in COSTS}
         runs = [str(folder.path) for folder in folders]
         return Trial(self.trial.number, self.settings, state, score, min(map(len, tasks)), **costs, runs=runs)
 
@@ -338,10 +360,10 @@ def _require_known(ranges: Mapping[str, Range], spaces: Mapping[str, Mapping[str
             raise ConfigError(f"Nothing is left to search for {name!r}: it sets everything itself.")
 
 
-def _stages(num_tasks: int, protocol: Protocol, prune: bool) -> list[int | None]:
+def stages_of(num_tasks: int, protocol: Protocol, prune: bool) -> list[int | None]:
     """Return after how many tasks a trial is looked at; None is the end of the stream.
 
-    >>> _stages(10, "stream", True), _stages(5, "stream", True), _stages(5, "first-task", True)
+    >>> stages_of(10, "stream", True), stages_of(5, "stream", True), stages_of(5, "first-task", True)
     ([3, 6, None], [2, 4, None], [1])
     """
     if protocol == "first-task":
@@ -349,17 +371,6 @@ def _stages(num_tasks: int, protocol: Protocol, prune: bool) -> list[int | None]
     first = -(-num_tasks // FIRST_RUNG)
     pauses = [first * REDUCTION**power for power in range(num_tasks.bit_length())]
     return [*(pause for pause in pauses if prune and pause < num_tasks), None]
-
-
-def _suggest(trial: Any, key: str, range_: Range, example: Any) -> Any:
-    """Return the trial's value of a key, drawn now or before; whole numbers where the preset's is one, or none."""
-    if isinstance(range_, tuple):
-        return json.loads(trial.suggest_categorical(key, [_coded(range_, value) for value in range_]))
-    is_whole = range_.low == int(range_.low) and range_.high == int(range_.high)
-    if isinstance(example, int) or (example is None and is_whole):
-        return trial.suggest_int(key, math.ceil(range_.low), math.floor(range_.high), log=range_.scale == "log")
-    drawn = trial.suggest_float(key, range_.low, range_.high, log=range_.scale == "log")
-    return range_.rounded(drawn)
 
 
 def _holds(range_: Range, value: Any) -> bool:
@@ -375,6 +386,12 @@ def _plain(range_: Range) -> Any:
 def _coded(range_: Range, value: Any) -> Any:
     """Return a value as Optuna keeps it: one of a list may be anything."""
     return json.dumps(value) if isinstance(range_, tuple) else value
+
+
+def _decoded(range_: Range, value: Any) -> Any:
+    if isinstance(range_, tuple):
+        return json.loads(value)
+    return range_.rounded(value) if isinstance(value, float) else value
 
 
 @contextmanager

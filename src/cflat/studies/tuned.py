@@ -9,7 +9,9 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, Literal, TypeAlias
 
-from cflat._errors import ConfigError, DataError
+from pydantic import TypeAdapter
+
+from cflat._errors import ConfigError, DataError, shortened
 from cflat._files import read_text
 from cflat._registry import suggest
 from cflat.config.documents import Layer, merge
@@ -87,12 +89,19 @@ class ValidationStudy:
     protocol: Protocol
     metric: Metric
     """Number that counts, on validation images."""
+    score: str
+    """The method's score that it is of."""
     seeds: tuple[int, ...]
     """Final runs must have others."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return how its file begins."""
-        chosen_by = {"images": "validation", "metric": self.metric, "meaning": PROTOCOLS[self.protocol]}
+        chosen_by = {
+            "images": "validation",
+            "metric": self.metric,
+            "score": self.score,
+            "meaning": PROTOCOLS[self.protocol],
+        }
         subject = {"method": self.method, "data": self.data, "protocol": self.protocol}
         return {**subject, "chosen_by": chosen_by, "seeds": list(self.seeds)}
 
@@ -122,7 +131,7 @@ class Tuning(ValidationStudy):
         return merge(self.shared, {"data": {"evaluate": "test"}}, chosen)
 
     def check_seeds(self, seeds: Sequence[int]) -> None:
-        """Refuse seeds that settings were chosen by."""
+        """Reject seeds that settings were chosen by."""
         used = sorted(set(seeds) & set(self.seeds))
         if used:
             raise ConfigError(
@@ -141,28 +150,29 @@ class Tuning(ValidationStudy):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Tuning:
-        """Take over what `to_dict` returned."""
-        entries, metric = values["optimizers"].items(), values["chosen_by"]["metric"]
-        subject = (values["method"], values["data"], values["protocol"], metric, tuple(values["seeds"]))
+        """Take over what `to_dict` returned; all kinds of values are checked."""
+        entries, chosen_by = values["optimizers"].items(), values["chosen_by"]
+        same = {key: values[key] for key in ("method", "data", "protocol", "seeds", "num_trials", "shared")}
+        counted = {key: chosen_by[key] for key in ("metric", "score")}
         ranges = {name: entry["ranges"] for name, entry in entries}
-        found = {name: Tuned(name, tuple(Trial(**trial) for trial in entry["trials"])) for name, entry in entries}
-        return cls(*subject, values["num_trials"], values["shared"], ranges, found)
+        found = {name: {"optimizer": name, "trials": entry["trials"]} for name, entry in entries}
+        return TypeAdapter(cls).validate_python({**same, **counted, "ranges": ranges, "optimizers": found})
 
 
 def require_tuned(names: Sequence[str], tuning: Tuning) -> None:
-    """Refuse optimizers that no settings were found for."""
+    """Reject optimizers that no settings were found for."""
     known = list(tuning.optimizers)
     for name in names:
         if name not in known:
             raise ConfigError(f"{name!r} was not tuned.{suggest(name, known)} Tuned: {', '.join(known)}.")
 
 
-def validation_score(folder: RunFolder, metric: Metric, num_tasks: int | None = None) -> float:
+def validation_score(folder: RunFolder, metric: Metric, score: str, num_tasks: int | None = None) -> float:
     """Return the validation accuracy of a run over its first tasks, or all that it learned; 0 if it has diverged."""
     if folder.diverged_file.is_file():
         return 0.0
     tasks = folder.load_tasks()[:num_tasks]
-    accuracies = [float(next(iter(task["validation"].values()))["stage_accuracy"]) for task in tasks]
+    accuracies = [float(task["validation"][score]["stage_accuracy"]) for task in tasks]
     return mean(accuracies) if metric == "avg" else accuracies[-1]
 
 
@@ -173,4 +183,5 @@ def read_tuning(path: str | Path) -> Tuning:
     except OSError as error:
         raise DataError(f"The settings {str(path)!r} cannot be read: {error.strerror}.") from error
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise DataError(f"{str(path)!r} was not written by cflat tune: {type(error).__name__} {error}.") from error
+        reason = shortened(f"{type(error).__name__}: {' '.join(str(error).split())}", 300)
+        raise DataError(f"{str(path)!r} was not written by cflat tune ({reason}).") from error

@@ -1,14 +1,14 @@
 """One trainer for every method and every optimizer."""
 
-from cflat.train.loop import RunResult, run_stream
-from cflat.train.meters import Cost
-from cflat.train.observer import Observer
-from cflat.train.records import EpochRecord, TaskRecord
+from cflat.train.checkpointer import StateNotSaved, TrainingInterrupted
+from cflat.train.meter import Cost
+from cflat.train.observer import EpochRecord, Observer, TaskRecord
+from cflat.train.optimizers import OptimizerChoice
 from cflat.train.runtime import Runtime
 from cflat.train.settings import BaseSettings, RuntimeSettings, TrainSettings
-from cflat.train.state import Inputs, OptimizerChoice, StateNotSaved, TrainingInterrupted
+from cflat.train.trainer import Inputs, RunResult, Trainer
 
 __all__ = [
     "BaseSettings", "Cost", "EpochRecord", "Inputs", "Observer", "OptimizerChoice", "RunResult", "Runtime",
-    "RuntimeSettings", "StateNotSaved", "TaskRecord", "TrainSettings", "TrainingInterrupted", "run_stream",
+    "RuntimeSettings", "StateNotSaved", "TaskRecord", "TrainSettings", "Trainer", "TrainingInterrupted",
 ]  # fmt: skip

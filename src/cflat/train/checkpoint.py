@@ -8,30 +8,34 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 import torch
 from torch import Tensor
 
-from cflat._errors import DataError
-from cflat._files import sync_folder
+from cflat._errors import CFlatError, DataError
+from cflat._files import open_regular, require_unpacked, sync_folder
+from cflat._machine import is_out_of_memory
 
 logger = logging.getLogger(__name__)
 
-VERSION = 2
+VERSION = 3
 KEPT = 2
 BLOCK_BYTES = 1 << 20
 _NAME = re.compile(r"(\d{6,18})-([0-9a-f]{16})\.pt", re.ASCII)
-_FIRST_RELEASE = re.compile(r"\d{6}\.pt", re.ASCII)
+_COUNTERS = ("step", "mu_product", "eta", "mu")
+"""What torch's optimizers keep of a parameter as one number."""
 _TEMPORARY = re.compile(r"\d+\.tmp-\d+", re.ASCII)
 
 
 class _DamagedError(DataError):
-    """The one before may be good."""
+    """Corrupt checkpoint; fall back to the previous one."""
 
 
 class _Found(NamedTuple):
@@ -55,13 +59,14 @@ class CheckpointStore:
         self._damaged: set[Path] = set()
 
     def save(self, state: dict[str, Any]) -> Path:
-        """Write a checkpoint, then remove those that it replaces; if a full disk refuses it, the old ones are kept."""
+        """Write a checkpoint, then remove those that it replaces; if a full disk rejects it, the old ones are kept."""
         before = self._found()
         number = before[-1].number + 1 if before else 1
         temporary = self.folder / f"{number:06d}.tmp-{os.getpid()}"
         try:
             self.folder.mkdir(exist_ok=True)
-            with temporary.open("wb") as file:
+            self._remove(temporary)
+            with temporary.open("xb") as file:  # never through a link
                 writer = _HashingWriter(file)
                 torch.save({"version": VERSION, **state}, writer)  # type: ignore[arg-type]
                 file.flush()
@@ -94,11 +99,6 @@ class CheckpointStore:
             return state
         if found:
             raise DataError(f"No checkpoint in {str(self.folder)!r} can be used: all are damaged; start the run anew.")
-        if any(_FIRST_RELEASE.fullmatch(name) for name in self._names()):
-            raise DataError(
-                f"The checkpoints in {str(self.folder)!r} were written by the first release of cflat, which this one "
-                "cannot go on from; start the run anew, or finish it with cflat 0.1."
-            )
         return None
 
     def read(self, name: str) -> dict[str, Any]:
@@ -108,7 +108,7 @@ class CheckpointStore:
                 self.newest = one.path
                 return _read(one)
         raise DataError(
-            f"Rank 0 goes on from the checkpoint {name!r}, which this rank does not find in {str(self.folder)!r}; all "
+            f"Rank 0 resumes from the checkpoint {name!r}, which this rank does not find in {str(self.folder)!r}; all "
             "ranks must see the same run directory."
         )
 
@@ -137,39 +137,101 @@ class CheckpointStore:
 
 
 def require_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Refuse to go on with another run than the one that was begun, by what decides it, under dotted keys.
-
-    Settings that are newer than the checkpoint are not compared here.
-    """
-    for key in before:
-        if before[key] != now.get(key):
+    """Raise a `DataError` if a run is to be resumed as another one; compares what decides the result, by dotted key."""
+    for key in {**before, **now}:
+        if before.get(key) != now.get(key):
             raise DataError(
                 f"This run was begun with {key} = {before.get(key)!r:.200}, but now it is {now.get(key)!r:.200}: going "
                 "on would mix two runs. Change it back, or start a run of its own."
             )
 
 
-def require_finite(state: Mapping[str, Any]) -> None:
-    """Refuse weights that training cannot go on with."""
-    for name, value in state.items():
-        if isinstance(value, Tensor) and value.is_floating_point() and not value.isfinite().all():
-            raise DataError(
-                f"The checkpoint holds NaN or infinity in {name}: the training has diverged. Start it anew with a "
-                "smaller base.lr."
-            )
+@contextmanager
+def fitting() -> Iterator[None]:
+    """Let whatever goes wrong while a state is taken over be a `DataError`: the checkpoint is not of this run."""
+    try:
+        yield
+    except CFlatError:
+        raise
+    except Exception as error:  # what somebody has put there can be wrong in more ways than can be listed
+        is_in_company = torch.distributed.is_available() and torch.distributed.is_initialized()
+        if is_out_of_memory(error) or (
+            is_in_company and isinstance(error, RuntimeError)
+        ):  # another rank may have ended
+            raise
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise DataError(f"The checkpoint does not fit this run ({reason:.200}); start the run anew.") from error
+
+
+def require_plain(state: Any, *, is_finite: bool = False, name: str = "", seen: set[int] | None = None) -> None:
+    """Reject tensors that are not plain numbers in memory, or that training cannot continue with, at any depth.
+
+    One that is spread over fewer numbers than it shows would fill the memory as soon as something is computed with it.
+    """
+    seen = set() if seen is None else seen
+    if id(state) in seen:  # a file can refer to one value any number of times
+        return
+    seen.add(id(state))
+    if isinstance(state, Mapping | list | tuple):
+        members = state.items() if isinstance(state, Mapping) else enumerate(state)
+        for key, member in members:
+            require_plain(member, is_finite=is_finite, name=f"{name}.{key}".lstrip("."), seen=seen)
+    if not isinstance(state, Tensor):
+        return
+    if state.layout != torch.strided or state.is_meta or state.is_quantized or state.is_complex():
+        raise DataError(f"{name} is no tensor of plain numbers; start the run anew.")
+    if state.nbytes > state.untyped_storage().nbytes():
+        raise DataError(f"{name} shows more numbers than it holds; start the run anew.")
+    if is_finite and state.is_floating_point() and not state.isfinite().all():
+        raise DataError(
+            f"The checkpoint holds NaN or infinity in {name}: the training has diverged. Start it anew with a smaller "
+            "base.lr."
+        )
+
+
+def require_state_of(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+    """Raise a ``ValueError`` unless ``state`` could be a later one of this new optimizer: torch takes over anything.
+
+    Groups have the settings of the optimizer's own, of the same kinds, and what is kept for a parameter has its shape:
+    something of another shape might be broadcast without a word.
+    """
+    groups, entries = state["param_groups"], state["state"]
+    for own, group in zip(optimizer.param_groups, groups, strict=True):
+        for key in own.keys() - {"params"}:
+            if _kind(own[key]) != _kind(group[key]):
+                raise ValueError(f"{key} of a group of parameters is {group[key]!r:.80} instead of {own[key]!r:.80}")
+        for index, param in zip(group["params"], own["params"], strict=True):
+            for key, value in entries.get(index, {}).items():
+                shape = torch.Size() if key in _COUNTERS else param.shape
+                if value is not None and (not isinstance(value, Tensor) or value.shape != shape):
+                    raise ValueError(f"{key} of a parameter of shape {tuple(param.shape)} is {value!r:.80}")
+                if value is not None and not value.isfinite().all():
+                    raise ValueError(f"{key} of a parameter holds NaN or infinity")
+    if not set(entries) <= {index for group in groups for index in group["params"]}:
+        raise ValueError("something is kept for parameters that are in no group")
+
+
+def _kind(value: Any) -> Any:
+    """Return what can be told of a setting while its value may change."""
+    if isinstance(value, Tensor):
+        value = value.tolist()
+    if isinstance(value, list | tuple):
+        return [_kind(member) for member in value]
+    is_number = isinstance(value, float | int) and not isinstance(value, bool)
+    return math.isfinite(value) if is_number else value
 
 
 def _read(found: _Found) -> dict[str, Any]:
     """Return a checkpoint whose content is what was written; another is damaged."""
     name = f"The checkpoint {str(found.path)!r}"
     try:
-        digest = _hash()
-        with found.path.open("rb") as file:
+        digest = content_hash()
+        with open_regular(found.path) as file:
             while block := file.read(BLOCK_BYTES):
                 digest.update(block)
             if digest.hexdigest() != found.digest:
                 raise _DamagedError(f"{name} is damaged: its content is not what was written.")
-            file.seek(0)
+            require_unpacked(file)
             state = torch.load(file, map_location="cpu", weights_only=True)
     except _DamagedError:
         raise
@@ -182,7 +244,9 @@ def _read(found: _Found) -> dict[str, Any]:
     return state
 
 
-def _hash() -> hashlib.blake2b:
+def content_hash() -> hashlib.blake2b:
+    """Return the hash whose digest is part of a checkpoint's name."""
+    # It finds damage, not forgery: eight bytes are enough, and keep names short.
     return hashlib.blake2b(digest_size=8)
 
 
@@ -191,7 +255,7 @@ class _HashingWriter:
 
     def __init__(self, file: BinaryIO) -> None:
         self.file = file
-        self.digest = _hash()
+        self.digest = content_hash()
 
     def write(self, block: bytes) -> int:
         self.digest.update(block)

@@ -1,4 +1,4 @@
-"""Run a method over image sets without gradients: features for methods, accuracies for the record."""
+"""Run a method over image sets: features and statistics for methods, accuracies for the record."""
 
 from __future__ import annotations
 
@@ -22,21 +22,15 @@ class Extractor:
     transform: Transform
     batch_size: int
     runtime: Runtime
-    heed_stop: Callable[[], None] = lambda: None
+    check_stop: Callable[[], None] = lambda: None
     """Called before every batch; raises to end the pass."""
 
-    @torch.no_grad()
-    def __call__(self, images: ImageSet, function: Callable[[Tensor], Tensor]) -> Tensor:
+    def __call__(
+        self, images: ImageSet, function: Callable[..., Tensor], *, labels: bool = False, gradients: bool = False
+    ) -> Tensor:
         """Return the concatenated outputs, one row per image, in order, the same on all ranks."""
-        self.method.eval()
         loader = self._loader(images)
-        outputs: list[Tensor] = []
-        for batch in self._in_turns(loader):
-            if batch is None and not outputs:
-                batch = next(loader.epoch(0))  # every rank must know what outputs look like
-            if batch is not None:
-                with self.runtime.autocast():
-                    outputs.append(function(batch.images))
+        outputs = list(self._outputs(loader, function, labels, gradients))
         if self._num_sharing == 1:
             return torch.cat(outputs)
         # In the order of the images: batch b was rank b modulo W's.
@@ -45,6 +39,43 @@ class Extractor:
         for place, part in zip(own, outputs, strict=False):
             place[: len(part)] = part
         return self.runtime.gather(own).transpose(0, 1).flatten(0, 2)[: len(images)]
+
+    def sum(
+        self,
+        images: ImageSet,
+        function: Callable[..., Tensor],
+        *,
+        labels: bool = False,
+        gradients: bool = False,
+        batch_size: int | None = None,
+    ) -> Tensor:
+        """Return the sum of the outputs over all batches, the same on all ranks."""
+        loader = self._loader(images, batch_size)
+        outputs = self._outputs(loader, function, labels, gradients)
+        total = next(outputs).clone()
+        for output in outputs:
+            total += output
+        if self._num_sharing == 1:
+            return total
+        has_own = self.runtime.rank < len(loader)  # else it has only kept another company
+        return self.runtime.sum_over_ranks(total if has_own else torch.zeros_like(total))
+
+    def _outputs(
+        self, loader: BatchLoader, function: Callable[..., Tensor], labels: bool, gradients: bool
+    ) -> Iterator[Tensor]:
+        """Yield what the function makes of this rank's batches; there is at least one: all must know its shape."""
+        self.method.eval()
+        is_first = True
+        for batch in self._in_turns(loader):
+            if batch is None and is_first:
+                batch = next(loader.epoch(0))
+            is_first = False
+            if batch is None:
+                continue
+            arguments = (batch.images, batch.labels) if labels else (batch.images,)
+            with torch.set_grad_enabled(gradients), self.runtime.autocast():
+                output = function(*arguments).detach()
+            yield output
 
     def count_correct(self, stream: Stream, task_index: int, split: Split = "test") -> dict[str, list[int]]:
         """Return for each score the number of right answers on the images of a split of every task seen so far."""
@@ -57,6 +88,8 @@ class Extractor:
     def count_correct_of_task(self, stream: Stream, task: Task, images: ImageSet) -> list[int]:
         """Return for each score the number of right answers on images of one task; the method is in evaluation mode."""
         names = self.method.scores
+        if len(images) == 0:  # a task of a blurry stream that brings no class
+            return [0] * len(names)
         # By class, as PILOT and PyCIL have it: methods that let a batch vote depend on who is in it.
         loader = self._loader(images.select(np.argsort(images.labels, kind="stable")))
         correct = torch.zeros(len(names), dtype=torch.int64, device=self.runtime.device)
@@ -66,12 +99,13 @@ class Extractor:
             with self.runtime.autocast():
                 scores = self.method.predict(batch.without_labels())
             for position, name in enumerate(names):
-                correct[position] += _is_right(scores[name], batch.labels, stream, task).sum()
+                correct[position] += is_right(scores[name], batch.labels, stream, task).sum()
         total = correct if self._num_sharing == 1 else self.runtime.sum_over_ranks(correct)
         return [int(count) for count in total.tolist()]
 
-    def _loader(self, images: ImageSet) -> BatchLoader:
-        return BatchLoader(images, self.transform, self.batch_size, shuffle=False, device=self.runtime.device)
+    def _loader(self, images: ImageSet, batch_size: int | None = None) -> BatchLoader:
+        size = batch_size or self.batch_size
+        return BatchLoader(images, self.transform, size, shuffle=False, device=self.runtime.device)
 
     def _in_turns(self, loader: BatchLoader) -> Iterator[Batch | None]:
         """Yield this rank's batches, whole ones in turns; None where there is none left for it in the last round.
@@ -80,7 +114,7 @@ class Extractor:
         """
         own = loader.epoch(0, min(self.runtime.rank % self._num_sharing, len(loader)), every=self._num_sharing)
         for _ in range(self._num_rounds(loader)):
-            self.heed_stop()
+            self.check_stop()
             yield next(own, None)
 
     def _num_rounds(self, loader: BatchLoader) -> int:
@@ -92,7 +126,8 @@ class Extractor:
         return 1 if self.runtime.is_sharded else self.runtime.world_size
 
 
-def _is_right(scores: Tensor, labels: Tensor, stream: Stream, task: Task) -> Tensor:
+def is_right(scores: Tensor, labels: Tensor, stream: Stream, task: Task) -> Tensor:
+    """Return for each image whether the answer is right, by the rules of the stream's scenario."""
     if stream.scenario == "task":
         own = scores[:, task.classes.start : task.classes.stop]
         return own.argmax(dim=1) + task.classes.start == labels

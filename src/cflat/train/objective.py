@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from cflat._errors import CFlatError
 from cflat.data import Batch
-from cflat.methods import Method
+from cflat.methods import Method, Seen
 from cflat.nn.surgery import has_batchnorm
 from cflat.optim.engine import BufferGuard
 from cflat.train.runtime import Runtime, seed_everything
@@ -39,6 +39,8 @@ class Objective:
 
     def __post_init__(self) -> None:
         self._fewest = 2 if has_batchnorm(self.method.network) else 1
+        self.outputs: Mapping[str, Tensor] = {}
+        """`Loss.outputs` of the first evaluation of the latest closure."""
 
     @torch.no_grad()
     def prepare(self, batch: Batch) -> Batch:
@@ -53,26 +55,52 @@ class Objective:
         mean is the loss of the whole batch however it is divided.
         """
         parts, num_ranks = self._parts(batch), self.runtime.world_size
+        self.outputs = {}
 
         def evaluate() -> Tensor:
-            losses = []
+            losses, outputs = [], []
             for part in parts:
                 with self.runtime.sharing(part), self.runtime.gradient_sync(self.model, enabled=part is parts[-1]):
-                    losses.append(self._backward(part, batch.share * num_ranks * len(part) / len(batch)))
+                    loss = self._backward(part, batch.share * num_ranks * len(part) / len(batch))
+                losses.append(loss[0])
+                outputs.append(loss[1])
+            if not self.outputs:  # later evaluations are at perturbed weights
+                self.outputs = {name: torch.cat([part[name] for part in outputs]) for name in outputs[0]}
             return sum(losses[1:], start=losses[0])
 
         return evaluate
 
-    def _backward(self, part: Batch, weight: float) -> Tensor:
-        """Add the gradient of a micro-batch with this weight; return its part of the loss."""
-        loss = self.loss(part) if weight == 1 else weight * self.loss(part)
+    @torch.no_grad()
+    def forward(self, batch: Batch) -> None:
+        """Run the network on a prepared batch, for what that does to running statistics."""
+        for part in self._parts(batch):
+            with self.runtime.sharing(part):
+                self.loss(part)
+
+    def _backward(self, part: Batch, weight: float) -> tuple[Tensor, Mapping[str, Tensor]]:
+        """Add the gradient of a micro-batch with this weight; return its part of the loss, and the outputs."""
+        with self.runtime.autocast():
+            result = self.method.loss(self.model, part)
+        loss = result.total if weight == 1 else weight * result.total
         (loss if self.scaler is None else self.scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
-        return loss.detach()
+        return loss.detach(), result.outputs
+
+    def seen(self, batch: Batch) -> Seen:
+        """Return what all ranks have seen in the step of the latest closure, image r + W * i being rank r's i-th."""
+        own = {"rows": batch.rows, "labels": batch.labels, **self.outputs}
+        if self.runtime.world_size > 1:
+            own = {name: self._of_all_ranks(value, batch.num_images) for name, value in own.items()}
+        return Seen(own.pop("rows"), own.pop("labels"), own)
+
+    def _of_all_ranks(self, own: Tensor, total: int) -> Tensor:
+        rows = -(-total // self.runtime.world_size)
+        padded = own.new_zeros(rows, *own.shape[1:])
+        padded[: len(own)] = own
+        return self.runtime.gather(padded).transpose(0, 1).flatten(0, 1)[:total]
 
     def _parts(self, batch: Batch) -> list[Batch]:
         """Return the micro-batches of a step: as many as asked for, if there are images for them on every rank."""
-        num_ranks = self.runtime.world_size
-        total = len(batch) if batch.total is None else batch.total
+        num_ranks, total = self.runtime.world_size, batch.num_images
         num_parts = min(self.accumulate, max(1, total // num_ranks // self._fewest))
         if num_parts == 1:
             return [batch]
@@ -89,7 +117,7 @@ class Objective:
             return self.method.loss(self.model, batch).total
 
     def check_purity(self, batch: Batch) -> None:
-        """Evaluate twice under the same random numbers and refuse a loss whose gradient or prepared batch changes."""
+        """Evaluate twice under the same random numbers and reject a loss whose gradient or prepared batch changes."""
         contents = {name: value.clone() for name, value in batch.extras.items()}
         first, second = self._gradients(batch), self._gradients(batch)
         name = type(self.method).__name__

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import random
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
@@ -27,7 +30,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+logger = logging.getLogger(__name__)
 fabric = LazyModule("lightning_fabric")
+PATIENCE_SECONDS = 60.0
+"""A rank that takes longer than this from one step to the next says so."""
 _PRECISIONS = {"bf16": torch.bfloat16, "16": torch.float16}
 
 
@@ -45,7 +51,9 @@ class Runtime:
         self.settings = settings
         devices, num_nodes = count_devices(settings)
         strategy = "auto"
+        self._watch = _Watch(settings.timeout_seconds)
         if devices * num_nodes > 1:
+            self._watch.start()
             strategy = fabric.strategies.DDPStrategy(
                 timeout=timedelta(seconds=settings.timeout_seconds),
                 find_unused_parameters=settings.strategy == "ddp_find_unused_parameters_true",
@@ -90,9 +98,8 @@ class Runtime:
         """Return the context in which ranks compute on their parts of a batch what one would on the whole."""
         if self.world_size == 1:
             return nullcontext()
-        total = len(batch) if batch.total is None else batch.total
         syncs = self.settings.sync_batchnorm
-        return shared_batch(len(batch), total, is_filler=batch.is_filler, syncs_batchnorm=syncs)
+        return shared_batch(len(batch), batch.num_images, is_filler=batch.is_filler, syncs_batchnorm=syncs)
 
     def gradient_sync(self, model: nn.Module, *, enabled: bool) -> AbstractContextManager[Any]:
         """Return the context of a pass whose gradients all ranks average, or keep until one that is enabled."""
@@ -117,6 +124,7 @@ class Runtime:
         if self.world_size == 1:
             return values
         total = self._fabric.all_reduce(values.to(self.device, copy=True), reduce_op="sum")
+        self._watch.since = time.monotonic()
         assert isinstance(total, Tensor)
         return total
 
@@ -172,9 +180,36 @@ class Runtime:
             torch.distributed.all_gather_object(told, None if failure is None else str(failure) or repr(failure))
             first = next((rank for rank, text in enumerate(told) if text is not None), None)
             if first is not None and (failure is None or not self.is_main):
-                raise OtherRankFailed(f"Rank {first} of {self.world_size} cannot go on: {told[first]}") from failure
+                raise OtherRankFailed(f"Rank {first} of {self.world_size} cannot continue: {told[first]}") from failure
         if failure is not None:
             raise failure
+
+
+class _Watch(threading.Thread):
+    """Say so when a rank has not got on for a while: if another one has stalled, it waits until it gives up.
+
+    Ranks sum something up after every step, and between the batches of all other passes.
+    """
+
+    def __init__(self, limit: float) -> None:
+        super().__init__(name="cflat-watch", daemon=True)
+        self.limit = limit
+        self.patience = min(PATIENCE_SECONDS, limit / 4)
+        self.since = time.monotonic()
+
+    def run(self) -> None:
+        """Look once in a while, and tell of each stall once."""
+        told = 0.0
+        while True:
+            time.sleep(self.patience / 4)
+            waited, since = time.monotonic() - self.since, self.since
+            if waited > self.patience and since != told:
+                told = since
+                logger.warning(
+                    "Rank %s has not got on for %.0f seconds: it waits for another rank, for at most %g seconds "
+                    "(runtime.timeout_seconds), or has much to compute.",
+                    *(os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")), waited, self.limit),
+                )
 
 
 def count_devices(settings: RuntimeSettings) -> tuple[int, int]:

@@ -3,7 +3,7 @@
 Blocks are FSDP2's, each by itself, because methods enter networks by many doors. What grows between tasks or is small
 (heads, adapters, prompts, embeddings) is whole on every rank, where DistributedDataParallel averages its gradients.
 Fabric's own strategy for FSDP2 wants one module with one door that never changes. Checkpoints hold whole tensors, so
-that any number of ranks goes on from them.
+that any number of ranks can resume from them.
 """
 
 from __future__ import annotations
@@ -68,21 +68,36 @@ def whole(state: Any, *, keeps: bool) -> Any:
 def module_parts(state: Mapping[str, Any], module: nn.Module) -> dict[str, Any]:
     """Return a module's state with this rank's parts in the place of whole tensors."""
     present = module.state_dict()
-    return {name: _part_of(value, present.get(name)) for name, value in state.items()}
+    return {name: part_of(value, present.get(name)) for name, value in state.items()}
 
 
 def optimizer_parts(state: Mapping[str, Any], params: Sequence[Tensor]) -> dict[str, Any]:
     """Return what `SharpnessAware.state_dict` gave with this rank's parts in the place of whole tensors."""
     wrapper = state["wrapper"]
     memories = {
-        name: {**memory, "tensors": {i: _part_of(value, params[i]) for i, value in memory["tensors"].items()}}
+        name: {**memory, "tensors": {i: part_of(value, params[i]) for i, value in memory["tensors"].items()}}
         for name, memory in wrapper["memories"].items()
     }
-    base = {i: {key: _part_of(value, params[i]) for key, value in entry.items()} for i, entry in state["state"].items()}
+    base = {i: {key: part_of(value, params[i]) for key, value in entry.items()} for i, entry in state["state"].items()}
     return {**state, "state": base, "wrapper": {**wrapper, "memories": memories}}
 
 
-def _part_of(value: Any, like: Any) -> Any:
+def own_part(value: Tensor) -> Tensor:
+    """Return this rank's part of a tensor that is spread, sharing its memory, or the whole one."""
+    return value.to_local() if _is_part(value) else value
+
+
+def spread_like(part: Tensor, param: Tensor) -> Tensor:
+    """Return the tensor of which ``part`` is this rank's part, spread as a parameter is."""
+    if not _is_part(param):
+        return part
+    mesh, placements = param.device_mesh, param.placements
+    shape, stride = param.shape, param.stride()
+    whole: Tensor = spread.DTensor.from_local(part, mesh, placements, run_check=False, shape=shape, stride=stride)
+    return whole
+
+
+def part_of(value: Any, like: Any) -> Any:
     """Return this rank's part of a whole tensor that belongs to a parameter which is spread; all else as it is."""
     if not _is_part(like) or not isinstance(value, Tensor) or value.shape != like.shape:
         return value

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from cflat._errors import ConfigError
-from cflat.cli.jobs import stoppable, tell_variant
+from cflat.cli.executors import VariantProgress
 from cflat.cli.options import RUN, Json, Quiet, comma_names, comma_numbers, takes_settings, usual_folder
-from cflat.cli.output import console, emit_json, next_command, table
+from cflat.cli.output import console, emit_json, next_command, note, stoppable, table
 
 EXAMPLES = """\
   cflat analyze runs/icarl-digits-c_flat_turbo-seed0
@@ -26,6 +25,9 @@ def command(
     folders: list[str],
     every: Annotated[int, typer.Option(min=1, help="Steps between two gradient records")] = 5,
     seeds: Annotated[str, typer.Option(help="Further seeds for the sensitivity figures, comma-separated")] = "",
+    only: Annotated[
+        str, typer.Option(help="Draw some figures alone, comma-separated: gradient_drift, evolution, ...")
+    ] = "",
     formats: Annotated[str, typer.Option(help="Any of svg, pdf and png, comma-separated")] = "svg",
     out: Annotated[
         Path | None, typer.Option(help="Run directory of a new run; default runs/analyze-METHOD-DATA")
@@ -37,7 +39,7 @@ def command(
     from cflat.config.presets import resolve_config
     from cflat.runs.folder import RunFolder
     from cflat.runs.lock import owned
-    from cflat.studies.analyze import analyze, check_request, record_run
+    from cflat.studies.analyze import analyze, check_request, plan_variants, record_run
 
     if folders:
         if len(folders) > 1 or layer or out is not None:
@@ -46,13 +48,26 @@ def command(
     else:
         resolved, folder = resolve_config(layer), out or usual_folder("analyze", layer)
     place, endings, more = folder / "analysis", comma_names(formats), comma_numbers("--seeds", seeds)
-    check_request(resolved, endings, seeds=more)
-    tell = partial(tell_variant, is_silent=quiet or json)
+    chosen = comma_names(only) if only else ()
+    check_request(resolved, endings, chosen, more)
+    planned = plan_variants(resolved, more, chosen)
+    if not (quiet or json):
+        watched = sum(variant.is_recorded for variant in planned)
+        note(f"Trains up to {len(planned)} runs: {watched} recorded, the others for accuracy and speed alone.")
+    tell = VariantProgress(is_silent=quiet or json)
     with stoppable() as stop:
         record_run(resolved, folder, every=every, should_stop=stop)
         with owned(place):
             figures = analyze(
-                resolved, place, subject=folder, every=every, seeds=more, formats=endings, tell=tell, should_stop=stop
+                resolved,
+                place,
+                subject=folder,
+                every=every,
+                seeds=more,
+                formats=endings,
+                only=chosen,
+                tell=tell,
+                should_stop=stop,
             )
     if json:
         emit_json({"out": str(place), "figures": [figure.name for figure in figures]})

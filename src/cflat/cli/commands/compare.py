@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cflat._files import write_json
-from cflat.cli.jobs import ExecutorName, Gpus, job_executor
-from cflat.cli.options import Json, Quiet, comma_numbers, takes_settings, usual_folder
-from cflat.cli.output import SPREAD_COLUMNS, console, emit_json, next_command, spread_cells, table
+from cflat.cli.executors import ExecutorName, Gpus, job_executor
+from cflat.cli.options import Json, Quiet, Score, comma_numbers, takes_settings, usual_folder
+from cflat.cli.output import console, emit_json, next_command, spread_cells, spread_columns, table
 
 if TYPE_CHECKING:
     from cflat.studies.sweep import SweepResult
 
 DEFAULT = "none,c_flat,c_flat_turbo"
-OPTIMIZERS = "Comma-separated, reference first; append settings as in c_flat_turbo:rules=steady; default "
+OPTIMIZERS = "Comma-separated, reference first; append settings as in c_flat_turbo:reading=calibrated; default "
 EXAMPLES = """\
   cflat compare --method icarl --data digits --optimizers none,c_flat,c_flat_turbo --seeds 0,1,2
   cflat compare --method ease --data cifar100 --preset cpu --weights vit_tiny.safetensors optimizer.rho=0.1
-  cflat compare --method icarl --data digits --optimizers c_flat,c_flat_turbo:rules=paper,c_flat_turbo:rules=steady
+  cflat compare --method icarl --data digits --optimizers c_flat,c_flat_turbo,c_flat_turbo:reading=calibrated
   cflat compare --tuned runs/tune-icarl-digits/tuned.json --seeds 0,1,2,3,4
 """
 
@@ -31,6 +31,7 @@ def command(
     optimizers: Annotated[str | None, typer.Option("--optimizers", "-o", help=OPTIMIZERS + DEFAULT)] = None,
     seeds: Annotated[str, typer.Option(help="Seeds, comma-separated")] = "0,1,2",
     tuned: Annotated[Path | None, typer.Option(help="Use the settings in a tuned.json from cflat tune")] = None,
+    score: Score = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the runs; default runs/compare-METHOD-DATA")] = None,
     executor: ExecutorName = "local",
     gpus: Gpus = 1.0,
@@ -53,11 +54,12 @@ def command(
         names = [parse_variant(name).text for name in list_variants(optimizers)] if optimizers else list(settings)
         require_tuned(names, found)
         layer = found.final_layer(layer)
+        score = score or found.score
     folder = out or usual_folder("compare-tuned" if tuned else "compare", layer)
     with job_executor(executor, folder, quiet or json, gpus) as chosen:
         if tuned is not None:  # the page must know that each optimizer has the settings of one search
             write_json(folder / "tuned.json", found.to_dict())
-        result = compare(layer, names, numbers, folder, chosen, settings)
+        result = compare(layer, names, numbers, folder, chosen, settings, score)
         picture, page = write_comparison(folder, result)
     values = comparison_values(result)
     if json:
@@ -65,8 +67,8 @@ def command(
         return
     show_comparison(result)
     console().print(f"Results: {folder}\nPage:    {page}")
-    last = result.rows[-1].summaries[0].config
-    next_command(reproduce_command(last) or ["cflat", "report", str(folder)])
+    best = max(result.rows, key=lambda row: row.spread("avg").mean).summaries[0].config
+    next_command(reproduce_command(best) or ["cflat", "report", str(folder)])
 
 
 def show_comparison(result: SweepResult) -> None:
@@ -77,11 +79,20 @@ def show_comparison(result: SweepResult) -> None:
     first, *others = result.rows
     config, n, out = first.summaries[0].config, len(result.seeds), console()
     what = f"mean ± deviation over {n} seeds, accuracies on {result.split} images in percent"
-    rows = [[optimizer_of(row), *spread_cells(row.spreads)] for row in result.rows]
-    title = f"{config.method.name} on {config.data.name}: {what}"
-    out.print(table(title, ["optimizer", *SPREAD_COLUMNS], rows))
+    rows = [[optimizer_of(row), *spread_cells(row.spreads, result.further)] for row in result.rows]
+    title = f"{config.method.name} on {config.data.name}, score {first.score}: {what}"
+    out.print(table(title, ["optimizer", *spread_columns(result.further)], rows))
     if others:
-        title = f"difference to {optimizer_of(first)}, seed by seed, in points (p: paired t-test, n = {n})"
+        title = (
+            f"difference to {optimizer_of(first)}, score {first.score}, seed by seed, in points "
+            f"(p: paired t-test, n = {n})"
+        )
         rows = [[optimizer_of(one), *(one.difference(first, m).text(scale=100) for m in HEADLINES)] for one in others]
         out.print()
         out.print(table(title, ["optimizer", *(METRICS[name].title for name in HEADLINES)], rows))
+        if all(one.values(name) == first.values(name) for one in others for name in HEADLINES):
+            out.print(
+                "All rows are equal to the last digit: this stream is too small or too easy to tell optimizers apart. "
+                "Use more test images, a harder stream, or more training steps.",
+                soft_wrap=True,
+            )

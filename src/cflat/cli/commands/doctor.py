@@ -19,8 +19,8 @@ OPTIONAL = {"ray": "cflat[sweep]", "tensorboard": "cflat[track]", "wandb": "cfla
 
 
 def command(json: Json = False) -> None:
-    """Report versions, devices, memory, disk and the data root."""
-    from cflat.runs.environment import describe_environment
+    """Report versions, devices, memory, disk, and the datasets and weights that are here."""
+    from cflat.runs.environment import describe_environment, find_datasets, find_weights
 
     root = os.environ.get("CFLAT_DATA") or None
     facts = {
@@ -28,6 +28,8 @@ def command(json: Json = False) -> None:
         "data_root": f"{root} (not a folder)" if root and not os.path.isdir(root) else root,
         "free_disk_bytes": shutil.disk_usage(".").free,
         "optional": {name: find_spec(name) is not None for name in OPTIONAL},
+        "datasets": find_datasets(),
+        "weights": find_weights(root),
     }
     if json:
         emit_json(facts)
@@ -43,6 +45,8 @@ def command(json: Json = False) -> None:
         "memory": "unknown" if memory is None else gib(memory),
         "GPUs": ", ".join(facts["gpus"]) or "none: use preset cpu or smoke",
         "free disk here": gib(facts["free_disk_bytes"]),
+        "datasets": ", ".join(facts["datasets"]),
+        "weights": ", ".join(facts["weights"]) or "none: give --weights FILE, or timm to download them",
         "data root": facts["data_root"] or "not set: give --data-root or set $CFLAT_DATA",
     }
     console().print(table("", ["what", "found"], list(rows.items()), num_text=2))

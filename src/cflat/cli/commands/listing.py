@@ -17,7 +17,7 @@ EXAMPLES = """\
   cflat list optimizers
   cflat list recipes                 the tables and figures of the paper
   cflat list keys                    every key of a configuration
-  cflat list keys c_flat_turbo       the keys of one method or optimizer
+  cflat list keys c_flat_turbo       the keys of one method, optimizer or base optimizer
 """
 
 Rows = list[dict[str, Any]]
@@ -25,10 +25,12 @@ Rows = list[dict[str, Any]]
 
 def command(
     what: Annotated[str | None, typer.Argument(help="optimizers, methods, datasets, ...; default: all lists")] = None,
-    of: Annotated[str | None, typer.Argument(metavar="NAME", help="For keys: a method or an optimizer")] = None,
+    of: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="For keys: a method, an optimizer or a base optimizer")
+    ] = None,
     json: Json = False,
 ) -> None:
-    """List optimizers, methods, datasets, backbones, presets, recipes (tables and figures), inputs or keys."""
+    """List optimizers, bases, methods, datasets, backbones, presets, recipes (tables and figures), inputs or keys."""
     if what is None:
         _show([{"list": name, "what": text} for name, (_, text) in LISTS.items()], json, "cflat list optimizers")
         return
@@ -57,6 +59,14 @@ def _optimizers() -> Rows:
         about = {"name": spec.name, "summary": spec.summary, "evaluations": spec.evaluations}
         rows.append({**about, "keys": keys, "paper": spec.paper})
     return rows
+
+
+def _bases() -> Rows:
+    from cflat.train.settings import base_class, base_keywords, list_bases
+
+    return [
+        {"name": name, "class": base_class(name).__name__, "keys": list(base_keywords(name))} for name in list_bases()
+    ]
 
 
 def _methods() -> Rows:
@@ -93,9 +103,9 @@ def _presets() -> Rows:
 
 
 def _inputs() -> Rows:
-    from cflat.data import PRESETS
+    from cflat.data import INPUTS
 
-    return [{"name": name, "description": PRESETS[name].description} for name in PRESETS]
+    return [{"name": name, "description": INPUTS[name].description} for name in INPUTS]
 
 
 def _recipes() -> Rows:
@@ -116,16 +126,18 @@ def _keys(of: str | None = None) -> Rows:
 
 LISTS: dict[str, tuple[Callable[[], Rows], str]] = {
     "optimizers": (_optimizers, "sharpness- and flatness-aware optimizers, with their cost"),
+    "bases": (_bases, "base optimizers, which apply what these compute: torch's own and QHM"),
     "methods": (_methods, "continual-learning methods"),
     "datasets": (_datasets, "datasets, and where their files are expected"),
     "backbones": (_backbones, "networks"),
     "presets": (_presets, "complete sets of settings for a method and dataset"),
     "recipes": (_recipes, "tables and figures of the paper"),
-    "inputs": (_inputs, "input recipes: crops, augmentation and normalization"),
-    "keys": (_keys, "every key of a configuration; with a name: those of a method or an optimizer"),
+    "inputs": (_inputs, "kinds of inputs: crops, augmentation and normalization"),
+    "keys": (_keys, "every key of a configuration; with a name: those of a method, optimizer or base optimizer"),
 }
 NEXT = {
     "optimizers": "cflat list keys c_flat_turbo",
+    "bases": "cflat list keys qhm",
     "methods": "cflat list keys icarl",
     "datasets": "cflat check-data digits",
     "backbones": "cflat run --method icarl --data digits backbone=small_cnn",

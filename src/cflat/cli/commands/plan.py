@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from cflat.cli.options import Json, takes_settings
 from cflat.cli.output import console, emit_json, next_command, table
 
 if TYPE_CHECKING:
     from cflat.config.run_config import RunConfig
-    from cflat.runs.estimate import Estimate
+    from cflat.runs.plan import Estimate
 
 EXAMPLES = """\
   cflat plan --method icarl --data digits --optimizer c_flat_turbo
   cflat plan --method ease --data cifar100 --optimizer c_flat --preset cpu --weights vit_tiny.safetensors
-  cflat plan --method memo --data npz:photos.npz --weights timm --budget 120 train.epochs=5 --json
+  cflat plan --method memo --data npz:photos.npz --weights timm train.epochs=5 --json
 """
 
 MANY_TASKS = 12
@@ -26,15 +24,14 @@ MANY_TASKS = 12
 @takes_settings("method", "data", "optimizer", "preset", "weights", "data_root")
 def command(
     layer: dict[str, Any],
-    budget: Annotated[float, typer.Option(help="Seconds to measure for; at least three tasks are measured")] = 30.0,
     json: Json = False,
 ) -> None:
     """Measure a few steps on this machine and predict time, memory, FLOPs and disk space of the whole run."""
     from cflat.config.presets import resolve_config
-    from cflat.runs.estimate import estimate
+    from cflat.runs.plan import estimate
 
     resolved = resolve_config(layer)
-    found = estimate(resolved, budget)
+    found = estimate(resolved)
     if json:
         emit_json({"config": resolved.to_dict(), **asdict(found)})
     else:
@@ -50,18 +47,17 @@ def _show(config: RunConfig, found: Estimate) -> None:
     rows = []
     for task in shown:
         counts = [str(task.task), str(task.steps), f"{task.evaluations:.0f}", f"{task.flops:.2e}"]
-        rows.append([*counts, _time(task.seconds), _size(task.state_bytes)])
+        rows.append([*counts, _time(sum(task.seconds.values())), _size(task.state_bytes)])
     title = f"{config.method.name} on {config.data.name} with {config.optimizer.name}: {len(found.tasks)} tasks"
     out.print(table(title, ["task", "steps", "evaluations", "FLOPs", "time", "state"], rows))
     lines = {
         "training": f"{found.steps} steps, {found.evaluations:.0f} evaluations "
         f"({found.evaluations_per_step:.2f} per step), {found.flops:.2e} FLOPs",
         "trained parameters": f"{found.trainable_parameters:,}",
-        "time here": f"{_time(found.seconds)}, as busy as the machine is now; {_time(found.cpu_seconds)} of CPU time",
+        "time here": f"{_time(found.seconds)}, as busy as the machine is now",
         "of that": ", ".join(f"{name} {_time(seconds)}" for name, seconds in found.parts.items()),
         "memory": f"{_size(found.peak_memory_bytes)} at most, {_size(found.state_bytes)} of it the method's state",
-        "disk": f"{_size(found.checkpoint_bytes)} a checkpoint, {_size(found.folder_bytes)} the run directory, "
-        f"{_size(found.written_bytes)} written in all",
+        "disk": f"{_size(found.checkpoint_bytes)} a checkpoint, of which two are kept",
         "measured": f"a few steps and test images of tasks {', '.join(map(str, found.measured_tasks))}",
     }
     if found.ranks > 1:

@@ -14,7 +14,9 @@ from cflat.cli.options import Json, Quiet, takes_settings, usual_folder
 from cflat.cli.output import console, emit_json, next_command, note, table, tell_stopping
 
 if TYPE_CHECKING:
-    from cflat.analysis.probe import ProbeResult
+    from collections.abc import Callable
+
+    from cflat.analysis.probe import ProbeResult, ProbeRow
 
 EXAMPLES = """\
   cflat probe --method icarl --data digits
@@ -33,9 +35,7 @@ def command(
     task: Annotated[
         int, typer.Option(min=0, help="Task to probe, from 0; earlier tasks are trained with the base optimizer")
     ] = 0,
-    ahead: Annotated[
-        float, typer.Option(min=0, help="Steps to look ahead along the momentum; C-Flat Turbo looks 5 steps ahead")
-    ] = 0.0,
+    details: Annotated[bool, typer.Option("--details", help="Print all radii and columns")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder for the results; default runs/probe-METHOD-DATA")] = None,
     quiet: Quiet = False,
     json: Json = False,
@@ -48,7 +48,7 @@ def command(
     from cflat.figures.static import save
     from cflat.runs.interrupts import StopRequest
     from cflat.runs.lock import owned
-    from cflat.studies.probe import probe_run
+    from cflat.studies.probe_run import probe_run
 
     resolved = resolve_config(merge(layer, {"optimizer": "c_flat_turbo"}))
     grid = _radii(radii, radius_of(resolved))
@@ -61,9 +61,7 @@ def command(
     subject = f"{resolved.method.name} on {resolved.data.name}"
     with owned(folder):  # a folder that cannot be written is found out before anything is trained
         with StopRequest(tell_stopping) as stop:
-            found = probe_run(
-                resolved, grid, steps=steps, warmup=warmup, task=task, ahead=ahead, tell=tell, should_stop=stop
-            )
+            found = probe_run(resolved, grid, steps=steps, warmup=warmup, task=task, tell=tell, should_stop=stop)
         write_json(folder / "probe.json", found.to_dict())
         figure = probe_figure(found.to_dict(), f"{subject}, task {task + 1}")
         save(figure, folder / "probe.svg")
@@ -71,7 +69,7 @@ def command(
     if json:
         emit_json({"out": str(folder), "figure": str(picture), **found.to_dict()})
         return
-    _show(found, subject)
+    _show(found, subject, grid[0], details=details)
     console().print(f"Figure: {picture}")
     radius = found.suggested_rho if found.suggested_rho is not None else grid[0]
     next_command(compare_command(resolved, ("none", "c_flat", "c_flat_turbo"), rho=radius))
@@ -91,31 +89,39 @@ def _radii(text: str | None, configured: float) -> tuple[float, ...]:
     return radii
 
 
-def _show(found: ProbeResult, subject: str) -> None:
-    rows = [
-        [
-            f"{row.rho:g}",
-            row.optimizer,
-            *(_number(value, 4) for value in (row.cosine_plain, row.norm_ratio, row.cosine_exact)),
-            *(_number(value, 2) for value in (row.surrogate_error, row.surrogate_error_orthogonal)),
-            *(_number(100 * value, 0) for value in (row.sharpness_rate, row.flatness_rate)),
-            f"{row.evaluations_per_step:.2f}",
-        ]
-        for row in sorted(found.rows, key=lambda row: row.rho)
-    ]
+def _show(found: ProbeResult, subject: str, judged: float, *, details: bool) -> None:
+    """Print the verdict, then the rows that it is about; with details, all rows and how far directions turn."""
     out = console()
-    columns = ["radius", "optimizer", "cos plain", "length", "cos C-Flat", "e", "e across g"]
-    columns += ["sharpness on %", "flatness on %", "evaluations/step"]
-    out.print(table(f"{subject}: means over {found.steps} steps", columns, rows, num_text=2))
-    out.print(
-        "  cos plain, length: with and over the plain gradient; cos C-Flat: with exact C-Flat at that radius\n"
-        "  e: distance of what is added to the gradient from what C-Flat adds, relative to it (plain training: 1);\n"
-        "  e across g: the same orthogonally to the gradient"
-    )
+    for sentence in (found.verdict, *found.remarks):
+        out.print(sentence, soft_wrap=True)
+    out.print()
+    shown = (judged, judged if found.suggested_rho is None else found.suggested_rho)
+    rows = [row for row in found.rows if details or (row.rho in shown and not row.optimizer.startswith("reuse only"))]
+    columns: dict[str, Callable[[ProbeRow], str]] = {
+        "radius": lambda row: f"{row.rho:g}",
+        "optimizer": lambda row: row.optimizer,
+        "evaluations/step": lambda row: f"{row.evaluations_per_step:.2f}",
+        "cos plain": lambda row: _number(row.cosine_plain, 4),
+        "e": lambda row: _number(row.surrogate_error, 2),
+    }
+    if details:
+        columns |= {
+            "norm": lambda row: _number(row.norm_ratio, 4),
+            "cos C-Flat": lambda row: _number(row.cosine_exact, 4),
+            "e across g": lambda row: _number(row.surrogate_error_orthogonal, 2),
+            "sharpness on %": lambda row: _number(100 * row.sharpness_rate, 0),
+            "flatness on %": lambda row: _number(100 * row.flatness_rate, 0),
+        }
+    cells = [[cell(row) for cell in columns.values()] for row in sorted(rows, key=lambda row: row.rho)]
+    out.print(table(f"{subject}: means over {found.steps} steps", list(columns), cells, num_text=2))
+    out.print("  cos plain: cosine of the update with the plain gradient; e: distance of what is added to the gradient")
+    out.print("  from what C-Flat adds, relative to that (plain training has 1)")
+    if not details:
+        out.print("  --details shows all radii, norms, triggers and how far directions turn")
+        return
     for entry in sorted(found.stability, key=lambda entry: entry.rho):
         turns = ", ".join(f"{name} {_number(value, 3)}" for name, value in entry.cosines.items())
         out.print(f"  radius {entry.rho:g}, cosine with {entry.interval} steps earlier: {turns}")
-    out.print(f"\n{found.verdict}")
 
 
 def _number(value: float, digits: int) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from cflat.cli.options import Json
+from cflat.cli.options import Json, Score
 from cflat.cli.output import console, emit_json, next_command, note
 
 EXAMPLES = """\
@@ -22,14 +22,15 @@ def command(
     out: Annotated[Path, typer.Option("--out", "-o", help="Output file")] = Path("report.html"),
     tables: Annotated[Path | None, typer.Option(help="Also write the tables as LaTeX and CSV into this folder")] = None,
     title: Annotated[str | None, typer.Option(help="Title of the page")] = None,
+    score: Score = None,
     json: Json = False,
 ) -> None:
     """Compare runs on one self-contained HTML page: accuracy, speed, cost, timelines, differences, commands."""
     from cflat.report.export import write_tables
     from cflat.report.write import write_report
 
-    report = write_report(folders, out, title)
-    files = [] if tables is None else write_tables(folders, tables)
+    report = write_report(folders, out, title, score=score)
+    files = [] if tables is None else write_tables(folders, tables, score)
     if json:
         emit_json(
             {
@@ -40,6 +41,7 @@ def command(
                 "runs": report.num_runs,
                 "unfinished": report.num_unfinished,
                 "groups": [group.name for group in report.groups],
+                "scores": list(dict.fromkeys(group.records[0].score for group in report.groups)),
                 "problems": [{"where": problem.where, "message": problem.message} for problem in report.problems],
             }
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,9 +9,19 @@ import typer
 
 from cflat._errors import ConfigError
 from cflat.cli.commands import listing
-from cflat.cli.jobs import ExecutorName, Gpus, job_executor, stoppable, tell_variant
-from cflat.cli.options import DataRoot, Json, Overrides, Quiet, Weights, chosen_layer, comma_names, comma_numbers
-from cflat.cli.output import console, emit_json, next_command, table
+from cflat.cli.executors import ExecutorName, Gpus, VariantProgress, job_executor
+from cflat.cli.options import (
+    DataRoot,
+    Json,
+    Overrides,
+    Quiet,
+    Score,
+    Weights,
+    chosen_layer,
+    comma_names,
+    comma_numbers,
+)
+from cflat.cli.output import console, emit_json, next_command, stoppable, table
 
 if TYPE_CHECKING:
     from cflat.figures import FigureData
@@ -43,6 +52,7 @@ def command(
     ),
     weights: Weights = None,
     data_root: DataRoot = None,
+    score: Score = None,
     executor: ExecutorName = "local",
     gpus: Gpus = 1.0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be run, then exit")] = False,
@@ -53,19 +63,21 @@ def command(
     if name is None:
         listing.command("recipes", json=json)
         return
+    from cflat.paper.comparison import write_reproduction
     from cflat.paper.exhibits import load_exhibit
     from cflat.paper.reproduce import Request, plan_exhibit, reproduce, watched_config
-    from cflat.paper.tables import write_reproduction
     from cflat.studies.analyze import analyze, check_request
 
     chosen = chosen_layer(None, overrides, data_root=data_root)
-    request = Request(scale, weights, chosen, tuple(comma_numbers("--seeds", seeds)))
+    if dry_run and weights is None:
+        weights = "timm"  # nothing is loaded; a recipe can be checked without them
+    request = Request(scale, weights, chosen, tuple(comma_numbers("--seeds", seeds)), score)
     exhibit = load_exhibit(name)
     if exhibit.rows:
         exhibit = exhibit.select(comma_names(rows), comma_names(columns))
     elif rows or columns:
         raise ConfigError(f"{exhibit.name} has no rows and columns to choose from.")
-    plan = plan_exhibit(exhibit, request, out / "runs")
+    plan = plan_exhibit(exhibit, request, out / "runs", needs_data=not dry_run)
     if exhibit.figures:  # before anything is trained
         watched = watched_config(exhibit, request)
         check_request(watched, FORMATS, exhibit.figures)
@@ -77,7 +89,7 @@ def command(
         found = reproduce(plan, run_on)
         figures: list[FigureData] = []
         if exhibit.figures:
-            tell, every = partial(tell_variant, is_silent=quiet or json), 1 if scale == "smoke" else 5
+            tell, every = VariantProgress(is_silent=quiet or json), 1 if scale == "smoke" else 5
             with stoppable() as stop:
                 figures = analyze(
                     watched, folder, every=every, formats=FORMATS, only=exhibit.figures, tell=tell, should_stop=stop
@@ -92,7 +104,7 @@ def command(
 
 
 def _show(found: Reproduction, figures: list[FigureData], folder: Path) -> None:
-    from cflat.paper.tables import remarks, tables, verdicts
+    from cflat.paper.comparison import remarks, tables, verdicts
 
     out = console()
     out.print(f"{found.exhibit.name}: {found.exhibit.title}\n" + "\n".join(remarks(found)))
@@ -111,13 +123,25 @@ def _show_plan(plan: Plan, as_json: bool) -> None:
     jobs = plan.all_jobs
     finished = [job for job in jobs if job.is_finished]
     if as_json:
-        runs = [{"out": str(job.out), "is_finished": job in finished} for job in jobs]
-        emit_json({"name": plan.exhibit.name, "scale": plan.scale, "missing": dict(plan.missing), "runs": runs})
+        runs = [
+            {
+                "out": str(job.out),
+                "is_finished": job in finished,
+                "shown_in": plan.users_of(job),
+                "score": plan.score_of(job.config.method.name),
+                "config": job.config.to_dict(),
+            }
+            for job in jobs
+        ]
+        head = {"name": plan.exhibit.name, "scale": plan.scale, "meaning": plan.meaning}
+        emit_json({**head, "missing": dict(plan.missing), "runs": runs})
         return
     rows = [[job.out.name, "finished" if job in finished else "to run"] for job in jobs]
     console().print(table(f"{plan.exhibit.name} at scale {plan.scale}", ["run", "state"], rows, num_text=2))
+    if plan.meaning:
+        console().print(plan.meaning)
     for name, reason in plan.missing.items():
-        console().print(f"{name} is left out: {reason}")
+        console().print(f"{name} would be left out: {reason}")
     if plan.exhibit.figures:
         console().print(f"Then gradients are watched for {', '.join(plan.exhibit.figures)}.")
     console().print(f"{len(jobs)} runs, {len(finished)} of them finished.")

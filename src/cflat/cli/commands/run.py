@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import shlex
+from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from cflat._errors import ConfigError
-from cflat.cli.jobs import stoppable
-from cflat.cli.options import Json, Quiet, safe_name, takes_settings
-from cflat.cli.output import console, emit_json, is_main_process, next_command, percent, table
+from cflat.cli.options import Json, Quiet, Score, safe_name, takes_settings
+from cflat.cli.output import console, emit_json, is_main_process, next_command, percent, stoppable, table
 
 if TYPE_CHECKING:
     from cflat.config.run_config import RunConfig
@@ -33,15 +33,16 @@ def command(
     layer: dict[str, Any],
     out: Annotated[Path | None, typer.Option(help="Run directory; default runs/METHOD-DATA-OPTIMIZER-seedN")] = None,
     resume: Annotated[Path | None, typer.Option(help="Resume the run in this directory")] = None,
+    score: Score = None,
     track: Annotated[str | None, typer.Option(help="Also log metrics to tensorboard, wandb or mlflow")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the configuration and the plan, then exit")] = False,
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
     """Train a method on a stream of tasks and evaluate it after each."""
-    from cflat.cli.progress import close_all, make_progress
+    from cflat.cli.progress import RunProgress, close_all
     from cflat.config.presets import resolve_config
-    from cflat.runs.changes import change_config, changed_keys
+    from cflat.methods import get_method_spec
     from cflat.runs.folder import RunFolder
     from cflat.runs.run import run
     from cflat.runs.trackers import track_run
@@ -50,15 +51,16 @@ def command(
         if out is not None:
             raise ConfigError("--resume continues in the run directory it names; leave out --out.")
         before, folder = RunFolder(resume).load_config(), resume
-        resolved = change_config(before, layer)
-        changes = [f"{key}={value}" for key, value in changed_keys(before, resolved).items()]
+        resolved = before.changed(layer)
+        changes = [f"{key}={value}" for key, value in before.differences(resolved).items()]
     else:
         resolved, changes = resolve_config(layer), []
         folder = out or _free_folder(resolved)
+    score = get_method_spec(resolved.method.name).score(score)  # before anything is trained
     if dry_run:
         _show_plan(resolved, folder, json)
         return
-    observers: list[Observer] = [] if quiet or json else [make_progress(folder=folder)]
+    observers: list[Observer] = [] if quiet or json else [RunProgress(folder=folder)]
     if track is not None:
         observers.append(track_run(track, resolved, folder))
     how_to_go_on = shlex.join(["cflat", "run", "--resume", str(folder), *changes])
@@ -69,6 +71,7 @@ def command(
         close_all(observers)
     if not is_main_process():
         return
+    summary = summary.judged_by(score)
     if json:
         emit_json({"out": str(folder), **summary.to_dict()})
     else:
@@ -88,18 +91,20 @@ def _show(summary: RunSummary, folder: Path) -> None:
     from cflat.config.commands import compare_command
     from cflat.metrics import METRICS
 
-    rows = [
-        [split, name, *(percent(getattr(matrix, metric)) for metric in METRICS)]
+    found = [
+        (split, name, matrix)
         for split, matrices in (("test", summary.accuracy), ("validation", summary.validation))
-        for name, matrix in matrices.items()
+        for name, matrix in sorted(matrices.items(), key=lambda item: item[0] != summary.score)
         if matrix.num_stages
     ]
+    shown = [metric for metric in METRICS.values() if any(not isnan(getattr(m, metric.name)) for _, _, m in found)]
+    rows = [[split, name, *(percent(getattr(matrix, m.name)) for m in shown)] for split, name, matrix in found]
     out = console()
     config = summary.config
     title = f"{config.method.name} on {config.data.name} with {config.optimizer.name}, seed {config.seed} (percent)"
-    columns = ["images", "score", *(metric.title for metric in METRICS.values())]
+    columns = ["images", "score", *(metric.title for metric in shown)]
     out.print(table(title, columns, rows, num_text=2))
-    for metric in METRICS.values():
+    for metric in shown:
         out.print(f"  {metric.title}: {metric.definition}")
     out.print(
         f"{summary.value('images_per_second'):.0f} images/s, "
@@ -113,7 +118,7 @@ def _show(summary: RunSummary, folder: Path) -> None:
 def _show_plan(config: RunConfig, folder: Path, as_json: bool) -> None:
     from cflat.config.commands import reproduce_command
     from cflat.data.outline import shortlist
-    from cflat.runs.estimate import plan_run
+    from cflat.runs.plan import plan_run
 
     plan = plan_run(config)
     if as_json:
@@ -122,7 +127,7 @@ def _show_plan(config: RunConfig, folder: Path, as_json: bool) -> None:
     print(config.to_yaml())
     rows = []
     for task in plan.tasks:
-        name = task.name if config.stream.scenario == "domain" else shortlist(task.class_names)
+        name = task.name if config.stream.scenario in ("domain", "blurry") else shortlist(task.class_names)
         counts = (task.train_images, task.validation_images, task.test_images, task.steps)
         rows.append([str(task.index), name, *map(str, counts)])
     columns = ["task", "classes", "train images", "validation images", "test images", "steps"]

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cflat.cli.jobs import ExecutorName, Gpus, job_executor
+from cflat.cli.executors import ExecutorName, Gpus, job_executor
 from cflat.cli.options import Json, Quiet, safe_name
-from cflat.cli.output import SPREAD_COLUMNS, console, emit_json, next_command, spread_cells, table
+from cflat.cli.output import console, emit_json, next_command, spread_cells, spread_columns, table
 
 if TYPE_CHECKING:
     from cflat.studies.sweep import Combination, SweepResult
@@ -65,9 +65,10 @@ def command(
 
 def _show(result: SweepResult) -> None:
     rows = [
-        [*(str(row.settings.get(key, "-")) for key in result.axes), *spread_cells(row.spreads)] for row in result.ranked
+        [*(str(row.settings.get(key, "-")) for key in result.axes), *spread_cells(row.spreads, result.further)]
+        for row in result.ranked
     ]
-    columns = [*result.axes, *SPREAD_COLUMNS]
+    columns = [*result.axes, *spread_columns(result.further)]
     chosen = "no best one is chosen by test images, set data.validation=0.2 for that"
     if result.best is not None:
         for cells, row in zip(rows, result.ranked, strict=True):
@@ -77,7 +78,8 @@ def _show(result: SweepResult) -> None:
         rows[0][0] = f"{BEST} {rows[0][0]}" if len(rows) > 1 else rows[0][0]
     n = len(result.seeds)
     what = f"mean ± deviation, n = {n} seed{'s' * (n > 1)}, accuracies on {result.split} images in percent"
-    console().print(table(f"{result.name}: {what}; {chosen}", columns, rows, num_text=len(result.axes)))
+    title = f"{result.name}, score {' or '.join(result.scores)}: {what}; {chosen}"
+    console().print(table(title, columns, rows, num_text=len(result.axes)))
 
 
 def _show_plan(combinations: list[Combination], folder: Path, as_json: bool) -> None:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cflat._errors import ConfigError
-from cflat.cli.jobs import ExecutorName, Gpus, job_executor
-from cflat.cli.options import Json, Quiet, comma_numbers, takes_settings, usual_folder
+from cflat.cli.executors import ExecutorName, Gpus, job_executor
+from cflat.cli.options import Json, Quiet, Score, comma_numbers, takes_settings, usual_folder
 from cflat.cli.output import console, emit_json, next_command, note, percent, table
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ EXAMPLES = """\
   cflat tune --method icarl --data digits --optimizers none,sam,c_flat,c_flat_turbo --trials 8
   cflat tune --method replay --data digits --protocol first-task --range base.lr=0.001:0.1
   cflat tune --method ease --data cifar100 --preset cpu --weights vit_tiny.safetensors --executor ray
-  cflat tune --method replay --data digits --optimizers none,c_flat_turbo:rules=steady --curve --seeds 1000,1001,1002
+  cflat tune --method replay --data digits --optimizers none,c_flat_turbo:k=10 --curve --seeds 1000,1001,1002
   cflat compare --tuned runs/tune-icarl-digits/tuned.json --seeds 0,1,2,3,4
 """
 FINAL_SEEDS = "0,1,2,3,4"
@@ -33,7 +33,9 @@ def command(
     optimizers: Annotated[
         str,
         typer.Option(
-            "--optimizers", "-o", help="Comma-separated; append settings with colons, as in c_flat_turbo:rules=steady"
+            "--optimizers",
+            "-o",
+            help="Comma-separated; append settings with colons, as in c_flat_turbo:k=10",
         ),
     ] = "none,sam,c_flat,c_flat_turbo",
     trials: Annotated[int, typer.Option(help="Trials per optimizer")] = 8,
@@ -48,6 +50,7 @@ def command(
         typer.Option("--range", help="What to search: base.lr=0.001:0.1, optimizer.k=[2, 5, 10]; may be repeated"),
     ] = None,
     metric: Annotated[str, typer.Option(help="Validation accuracy to maximise: avg or last")] = "avg",
+    score: Score = None,
     sampler: Annotated[str, typer.Option(help="tpe (guided by earlier trials) or random")] = "tpe",
     search_seed: Annotated[int, typer.Option(help="Random seed of the search")] = 0,
     prune: Annotated[bool, typer.Option("--prune/--no-prune", help="Stop unpromising trials early")] = True,
@@ -71,7 +74,7 @@ def command(
         raise ConfigError("--range is for a search and --rates is for --curve; give the one that applies.")
     names, numbers = list_variants(optimizers), comma_numbers("--seeds", seeds)
     folder = out or usual_folder("tune", layer)
-    shared: dict[str, Any] = {"protocol": protocol, "seeds": numbers, "metric": metric}
+    shared: dict[str, Any] = {"protocol": protocol, "seeds": numbers, "metric": metric, "score": score}
     search: dict[str, Any] = {"sampler": sampler, "search_seed": search_seed, "prune": prune, "trials": trials}
     with job_executor(executor, folder, quiet or json, gpus, stays=True) as chosen:
         if curve:
@@ -113,8 +116,8 @@ def _show(tuning: Tuning) -> None:
         rows.append([*cells, f"{budget['images']:,}", f"{budget['evaluations']:,}", f"{budget['seconds']:.0f}"])
     n = len(tuning.seeds)
     title = (
-        f"{tuning.method} on {tuning.data}: chosen by {tuning.metric} on validation images, protocol {tuning.protocol}"
-        f", {n} seed{'s' * (n > 1)} a trial"
+        f"{tuning.method} on {tuning.data}: chosen by {tuning.metric} (score {tuning.score}) on validation images, "
+        f"protocol {tuning.protocol}, {n} seed{'s' * (n > 1)} a trial"
     )
     columns = ["optimizer", *keys, "validation %", "trials (ended early)", "images", "evaluations", "seconds"]
     out = console()
@@ -135,7 +138,7 @@ def _show_curves(found: RateCurves) -> None:
     n = len(found.seeds)
     title = (
         f"{found.method} on {found.data}: {len(found.rates)} rates, {n} seed{'s' * (n > 1)}, "
-        f"{found.metric} on validation images, protocol {found.protocol}; plateau: rates within "
+        f"{found.metric} (score {found.score}) on validation images, protocol {found.protocol}; plateau: rates within "
         f"{100 * found.within:g} points of the best"
     )
     columns = ["optimizer", "best rate", "validation %", "plateau", "decades", "decades, each seed"]

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from cflat._settings import Count, CountOrZero, Flag, Fraction, Pixels, settings_class
+from cflat._settings import NEUTRAL, Count, CountOrZero, Flag, Fraction, Pixels, Share, settings_class
 from cflat.data.pixels import DEFAULT_CACHE_BYTES
 from cflat.data.stream import DomainLabels, Scenario
 
@@ -22,10 +22,10 @@ class BackboneSettings:
     image_size: Pixels | None = None
     """Side of the input in pixels; null takes the size of the weights."""
     inputs: str = "pilot"
-    """Input recipe: crops, augmentation and normalisation; normalize: timm or pilot is short for that recipe."""
+    """Kind of inputs: crops, augmentation and normalization; normalize: timm or pilot is short for the kind."""
     drop_path_rate: Fraction = 0.0
     """Stochastic depth, in [0, 1)."""
-    checkpointing: Flag = False
+    checkpointing: Annotated[Flag, NEUTRAL] = False
     """Keep the inputs of the blocks of a ViT or ResNet for the backward pass and compute the rest again: less memory,
     a third more time, the same gradients."""
     width: Annotated[Count, Field(le=1 << 20)] | None = None
@@ -40,27 +40,27 @@ class DataSettings:
 
     name: str = "digits"
     """Dataset, see ``cflat list datasets``, or folder:PATH, npz:PATH, domains:PATH, features:PATH."""
-    root: str | None = None
+    root: Annotated[str | None, NEUTRAL] = None
     """Folder that holds the datasets; null takes $CFLAT_DATA."""
     train_per_class: Count | None = None
     """Number of training images to keep per class (and domain)."""
     test_per_class: Count | None = None
     """Number of test images to keep per class (and domain)."""
     validation: Fraction = 0.0
-    """Share of the training images of each class (and domain) kept aside to choose settings by; in [0, 1)."""
+    """Fraction of the training images of each class (and domain) kept aside to choose settings by; in [0, 1)."""
     validation_per_class: Count | None = None
     """Number of validation images to keep per class (and domain)."""
     evaluate: Literal["all", "test", "validation"] = "all"
     """Images to measure accuracy on; validation never looks at a test image, all is test, and validation if any."""
     label_noise: Fraction = 0.0
-    """Share of each class's training labels replaced by another class of the task; in [0, 1)."""
+    """Fraction of each class's training labels replaced by another class of the task; in [0, 1)."""
     subsample_seed: CountOrZero = 0
     """Seed of these choices."""
     short_side: Pixels | None = None
     """Shrink image files to this shorter side when they are decoded; saves memory and time."""
-    workers: Annotated[CountOrZero, Field(le=4096)] = 0
+    workers: Annotated[CountOrZero, Field(le=4096), NEUTRAL] = 0
     """Worker processes that decode image files ahead, for tasks that do not fit into memory; 0 decodes on access."""
-    cache_mib: CountOrZero = DEFAULT_CACHE_BYTES >> 20
+    cache_mib: Annotated[CountOrZero, NEUTRAL] = DEFAULT_CACHE_BYTES >> 20
     """Memory for decoded image files in MiB; what does not fit is decoded again in every epoch."""
 
 
@@ -69,7 +69,8 @@ class StreamSettings:
     """How the images are cut into tasks."""
 
     scenario: Scenario = "class"
-    """class: new classes per task; task: the same, task known at test time; domain: same classes, new domain."""
+    """class: new classes per task; task: the same, task known at test time; domain: same classes, new domain; blurry:
+    new classes per task whose images are partly spread over all tasks."""
     initial: CountOrZero | None = None
     """Classes of the first task, 0 for as many as increment; null takes the dataset's usual split."""
     increment: Count | None = None
@@ -84,3 +85,9 @@ class StreamSettings:
     """Domain streams: one label per class (shared), or new labels with every domain (growing)."""
     domain_order: tuple[str, ...] | None = None
     """Domain streams: the domains to use, in order."""
+    disjoint: Share = 0.5
+    """Blurry streams: fraction of the classes whose images are all in one task; in [0, 1]."""
+    blur: Share = 0.1
+    """Blurry streams: fraction of the images of every other class that is spread over all tasks; in [0, 1]."""
+    online: Flag = False
+    """One pass: every batch is seen once, and only what a method's memory has stored is seen again."""

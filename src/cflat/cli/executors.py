@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -11,19 +12,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cflat._registry import require_known
-from cflat.cli.output import note, tell_stopping
+from cflat.cli.output import note, stoppable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from cflat.runs.interrupts import StopRequest
     from cflat.runs.jobs import Executor, Job
     from cflat.studies.analyze import Variant
     from cflat.train import Observer
 
 EXECUTORS = ("local", "ray")
-NOT_SAVED = 3
-"""Exit code of a command that was stopped and could not save."""
 
 ExecutorName = Annotated[str, typer.Option("--executor", help="local: one run at a time; ray: in parallel")]
 Gpus = Annotated[float, typer.Option("--gpus", help="With ray: fraction of a GPU per run, up to 1")]
@@ -38,7 +36,7 @@ def job_executor(
     With Ray, ``gpus`` is the share of a GPU for each run, and ``stays`` keeps it between batches of jobs.
     """
     require_known("executor", name, EXECUTORS)
-    from cflat.cli.progress import close_all, make_progress
+    from cflat.cli.progress import RunProgress, close_all
     from cflat.runs.jobs import SerialExecutor
     from cflat.runs.lock import owned
     from cflat.runs.ray_executor import RayExecutor, ray_session
@@ -51,7 +49,7 @@ def job_executor(
             return ()
         close_all(shown)
         label = f"[{len(shown) + 1}/{sum(totals)}] {job.out.name}"
-        shown.append(make_progress(label, every_epoch=False, folder=job.out))
+        shown.append(RunProgress(label, job.out, every_epoch=False))
         return shown[-1:]
 
     def in_order(jobs: Sequence[Job]) -> Iterator[Job]:
@@ -70,31 +68,21 @@ def job_executor(
         close_all(shown)
 
 
-@contextmanager
-def stoppable(how_to_go_on: str = "Run the same command again to continue.") -> Iterator[StopRequest]:
-    """Let a signal end what is inside cleanly: it is asked to save and stop, and the command's exit code says why.
+class VariantProgress:
+    """Report which run of an analysis is trained now, and how long the rest will take."""
 
-    128 + n says that signal n ended it and everything is saved, `NOT_SAVED` that something could not be saved.
-    """
-    from cflat.runs.interrupts import StopRequest
-    from cflat.train import StateNotSaved, TrainingInterrupted
+    def __init__(self, *, is_silent: bool) -> None:
+        self._is_silent = is_silent
+        self._trained = 0
+        self._started = time.monotonic()
 
-    stop = StopRequest(tell_stopping)
-    try:
-        with stop:
-            yield stop
-    except TrainingInterrupted:
-        note(f"Stopped; everything so far is saved. {how_to_go_on}")
-        raise typer.Exit(stop.exit_code) from None
-    except StateNotSaved as error:
-        note(f"cflat: {error}")
-        raise typer.Exit(NOT_SAVED) from None
-
-
-def tell_variant(variant: Variant, index: int, total: int, *, is_silent: bool) -> None:
-    """Say which run of an analysis is trained now."""
-    if not is_silent:
-        note(f"[{index + 1}/{total}] training {variant.name}{', watched' if variant.is_recorded else ''}")
+    def __call__(self, variant: Variant, index: int, total: int) -> None:
+        """A variant is about to be trained; those that are there already are never reported."""
+        if not self._is_silent:
+            seconds = (time.monotonic() - self._started) / max(self._trained, 1) * (total - index)
+            left = f", about {seconds / 60:.0f} min left" if self._trained else ""
+            note(f"[{index + 1}/{total}] training {variant.name}{', recorded' if variant.is_recorded else ''}{left}")
+        self._trained += 1
 
 
 def _tell_each(executor: Executor, jobs: Sequence[Job]) -> Iterator[Job]:

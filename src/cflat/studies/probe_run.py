@@ -46,7 +46,7 @@ class ProbeObserver(Observer):
         """Set up the shadows when the task's first phase begins."""
         self._optimizer = optimizer
         if optimizer.task_index == self.task and self.probe is None:
-            self.probe = self.make(optimizer.all_params(), network, base=optimizer.base)
+            self.probe = self.make(optimizer.all_params(), network)
 
     def on_step_start(self, epoch: int, objective: Objective, batch: Batch) -> None:
         """Look at this step."""
@@ -65,26 +65,19 @@ def probe_run(
     steps: int = 24,
     warmup: int = 10,
     task: int = 0,
-    ahead: float = 0.0,
     tell: Callable[[int], None] = lambda done: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> ProbeResult:
     """Train plainly up to a task (from 0), let ``warmup`` of its steps pass, and probe the next ones.
 
-    With ``ahead`` above 0, it looks at the weights that many steps further along the momentum.
     The optimizer of ``config`` gives lam, beta and k, and does not train. The verdict is about the first of the radii.
     ``tell`` is told after every probed step how many are done, and ``should_stop``, asked after every step, ends the
     probe with what it has.
     """
     check_watchable(config.runtime)
-    if ahead > 0 and config.base.name == "sgd" and config.base.momentum == 0:
-        raise ConfigError(
-            "--ahead follows the momentum, and there is none: set base.momentum above 0, or leave it out."
-        )
     own = config.optimizer.keywords()
     weights = {key: own[key] for key in ("lam", "beta") if key in own}
-    k = own.get("k") or 5  # a budget takes the place of an interval
-    make = partial(Probe, radii=radii, k=k, ahead=ahead, **weights)
+    make = partial(Probe, radii=radii, k=own.get("k", 5), **weights)
     observer = ProbeObserver(make, steps, warmup, task, tell)
     plain = replace(config, optimizer=parse_optimizer({"name": "none"}))
     with suppress(TrainingInterrupted):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from cflat.figures.model import FigureData
+from cflat.figures.figure import FigureData
 
 
 @dataclass(frozen=True)

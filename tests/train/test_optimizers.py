@@ -5,9 +5,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import cflat
 from cflat.methods import ParamGroup
 from cflat.train import BaseSettings
-from cflat.train.schedules import lr_factor, make_base, set_lr
+from cflat.train.optimizers import lr_factor, make_base, set_lr
+from cflat.train.settings import base_class, list_bases
 
 
 def torch_lrs(make, epochs):
@@ -67,5 +69,31 @@ def test_groups_keep_their_relative_learning_rates(name):
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_momentum_is_what_was_asked_for(nesterov):
     groups = [ParamGroup([torch.nn.Parameter(torch.zeros(1))])]
-    base = make_base(groups, BaseSettings(momentum=0.8, nesterov=nesterov), is_first_task=True)
+    settings = BaseSettings(keywords={"momentum": 0.8, "nesterov": nesterov})
+    base = make_base(groups, settings, is_first_task=True)
     assert (base.param_groups[0]["momentum"], base.param_groups[0]["nesterov"]) == (0.8, nesterov)
+    assert BaseSettings().keywords["momentum"] == 0.9
+
+
+@pytest.mark.parametrize("name", list_bases())
+def test_every_base_optimizer_trains_under_a_wrapper(name):
+    """On a bowl, each lowers the loss with its own settings; what is listed works."""
+    torch.manual_seed(0)
+    weight = torch.nn.Parameter(torch.randn(3, 4))
+    settings = BaseSettings(name=name, lr=0.1)
+    base = make_base([ParamGroup([weight], weight_decay=0.0)], settings, is_first_task=True)
+    assert type(base) is base_class(name)
+    optimizer = cflat.create_optimizer("c_flat", base, rho=0.01)
+    before = weight.detach().norm()
+    for _ in range(20):
+        optimizer.step(lambda: weight.square().sum().backward())
+    assert weight.detach().norm() < before
+
+
+def test_keywords_are_checked_in_code_too():
+    with pytest.raises(ValueError, match=r"keywords: adam has no 'beta'. Did you mean 'betas'"):
+        BaseSettings(name="adam", keywords={"beta": 1})
+    with pytest.raises(ValueError, match="nu must be at least 0 and at most 1"):
+        BaseSettings(name="qhm", keywords={"nu": 2.0})
+    with pytest.raises(ValueError, match="sparseadam cannot be a base optimizer"):
+        BaseSettings(name="sparseadam")

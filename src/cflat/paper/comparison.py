@@ -8,13 +8,13 @@ from statistics import fmean as mean
 from typing import Any
 
 from cflat._files import csv_text, plain_values, write_atomic, write_json
-from cflat.figures.model import FigureData
+from cflat.figures.figure import FigureData
 from cflat.figures.static import save
 from cflat.paper.figures import contrasts, picture
 from cflat.paper.measures import is_config, unit_of
-from cflat.paper.reproduce import HERE, MEANINGS, PAPER, Entry, Plan, Reproduction
+from cflat.paper.reproduce import HERE, PAPER, Entry, Plan, Reproduction
 from cflat.report.export import latex_text
-from cflat.report.model import Cell, Choices, ReportData, Section, Table
+from cflat.report.page import Cell, Choices, ReportData, Section, Table
 from cflat.report.write import write_page, write_report
 
 MAX_BESIDE = 6
@@ -64,10 +64,15 @@ def tables(found: Reproduction) -> list[Table]:
     for index, column in enumerate(found.exhibit.columns):
         if column.name not in found.missing:
             cells = [cells[index] for cells in found.entries]
+            scores = [next((entry.score for entry in cell if entry.score), "") for cell in cells]
+            own, first = names, titles
+            if any(scores):
+                first = (*titles, "score")
+                own = [[*name, Cell(score)] for name, score in zip(names, scores, strict=True)]
             arrange = _beside if len(cells[0]) <= MAX_BESIDE else _below
-            added, rows = arrange(names, cells)
-            name, num_text = column.name or found.exhibit.name, len(titles) + (arrange is _below)
-            made.append(Table(name, (*titles, *added), tuple(map(tuple, rows)), num_text=num_text))
+            added, rows = arrange(own, cells)
+            name, num_text = column.name or found.exhibit.name, len(first) + (arrange is _below)
+            made.append(Table(name, (*first, *added), tuple(map(tuple, rows)), num_text=num_text))
     return made
 
 
@@ -125,7 +130,7 @@ def remarks(found: Reproduction) -> list[str]:
     """Return what a reader must know: scale, seeds, open points, and what is left out."""
     seeds = f", {found.repeats}" if found.num_seeds else ""
     is_run = bool(found.num_seeds or found.exhibit.figures)
-    texts = [f"Scale {found.scale}{seeds}. {MEANINGS[found.scale]}"] if is_run else []
+    texts = [f"Scale {found.scale}{seeds}. {found.meaning}".strip()] if is_run else []
     if found.exhibit.note:
         texts.append(found.exhibit.note)
     texts += [f"{name} is left out: {reason}" for name, reason in found.missing.items()]
@@ -141,7 +146,7 @@ def _cell(entry: Entry, where: str) -> Cell:
 
 
 def _csv(found: Reproduction) -> str:
-    columns = ("metric", "measured", "measured_std", "published", "published_std")
+    columns = ("metric", "score", "measured", "measured_std", "published", "published_std")
     rows: list[list[Any]] = [["group", "line", "column", *columns, "n"]]
     for line, cells in zip(found.exhibit.rows, found.entries, strict=True):
         for column, cell in zip(found.exhibit.columns, cells, strict=True):

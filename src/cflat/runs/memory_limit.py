@@ -1,4 +1,4 @@
-"""Refuse what cannot fit into memory before it is allocated: a system that runs out of it kills without a word."""
+"""Reject what cannot fit into memory before it is allocated: fail early instead of being OOM-killed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MAKERS = (torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.r
 
 
 class MemoryLimit(TorchFunctionMode):
-    """Refuse new tensors, inside of ``with``, that need more than the free memory all together.
+    """Reject new tensors, inside of ``with``, that need more than the free memory all together.
 
     ``keys`` are the settings that decide their size, for the message.
     """
@@ -44,7 +44,7 @@ class MemoryLimit(TorchFunctionMode):
 
 
 def require_batch(backbone: Backbone, train: TrainSettings, runtime: RuntimeSettings, stream: Stream) -> None:
-    """Refuse a batch that cannot be held even once: images, before and after their transform, and two layers.
+    """Reject a batch that cannot be held even once: images, before and after their transform, and two layers.
 
     Training needs far more; this only finds out what is hopeless.
     """
