@@ -1,6 +1,6 @@
 """Does the C-Flat gradient under Turbo vanish at the rate of the convergence theorem?
 
-    python benchmarks/convergence.py --out docs/figures
+    python benchmarks/convergence.py && make figures
 
 Theorem (appendix A.12 of the paper): with eta_t = eta_0 / sqrt(t) and rho_t = rho_0 / sqrt(t) the mean over t <= T of
 |grad L_CFlat(theta_t)|^2 is O((1 + log T) / sqrt(T)), if the bias of the surrogates falls as 1 / sqrt(t); otherwise a
@@ -24,9 +24,9 @@ STEPS, BATCH, LAM, ETA_0, RHO_0 = 20_000, 16, 0.2, 1.0, 0.1
 OPTIMIZERS = {
     "C-Flat": ("c_flat", {}),
     "Turbo": ("c_flat_turbo", {}),
-    "Turbo, rules=paper": ("c_flat_turbo", {"rules": "paper"}),
-    "Turbo, rules=paper, reuse only": ("c_flat_turbo", {"rules": "paper", "trigger": False}),
-    "Turbo, rules=steady, reuse only": ("c_flat_turbo", {"rules": "steady", "trigger": False}),
+    "Turbo, reuse only": ("c_flat_turbo", {"trigger": False}),
+    "Turbo, calibrated, reuse only": ("c_flat_turbo", {"trigger": False, "reading": "calibrated"}),
+    "Forecast": ("c_flat_forecast", {}),
 }
 
 
@@ -104,7 +104,7 @@ def slope(points: list[int], values: list[float]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("docs/figures"), help="folder for convergence.{json,svg,png}")
+    parser.add_argument("--out", type=Path, default=Path("docs/figures/data"), help="folder for convergence.json")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=STEPS)
     arguments = parser.parse_args()
@@ -123,33 +123,6 @@ def main() -> None:
         print(f"{label:<34} {', '.join(f'{e:.3f}' for e in exponents):<26} {cost:.2f}", flush=True)
     arguments.out.mkdir(parents=True, exist_ok=True)
     (arguments.out / "convergence.json").write_text(json.dumps(results, indent=1))
-    draw(results, points, arguments.out)
-
-
-def draw(results: dict[str, dict], points: list[int], folder: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(6.4, 4.2))
-    for label, entry in results.items():
-        if label == "theorem":
-            continue
-        values = torch.tensor(entry["values"])
-        line = axes.plot(points, values.mean(0), label=f"{label}: T^{sum(entry['exponents']) / len(values):.2f}")[0]
-        axes.fill_between(points, values.amin(0), values.amax(0), color=line.get_color(), alpha=0.2)
-    first = next(iter(entry for label, entry in results.items() if label != "theorem"))
-    bound = torch.tensor(results["theorem"]["values"])
-    scale = float(torch.tensor(first["values"]).mean(0)[0]) / float(bound[0])
-    axes.plot(points, scale * bound, "k--", label=f"(1 + log T)/√T: T^{results['theorem']['exponent']:.2f}")
-    axes.set(xscale="log", yscale="log", xlabel="T (steps)", ylabel="mean over t ≤ T of |∇L_CFlat(θ_t)|²")
-    axes.set_title("C-Flat gradient along the trajectory, theorem's schedules")
-    axes.grid(alpha=0.3, which="both", linewidth=0.4)
-    axes.legend(frameon=False, fontsize=8)
-    figure.tight_layout()
-    figure.savefig(folder / "convergence.svg")
-    figure.savefig(folder / "convergence.png", dpi=120)
 
 
 if __name__ == "__main__":

@@ -1,26 +1,17 @@
-"""How time, arithmetic and state grow with the tasks of a stream, for each method, and how well they are predicted.
+"""How cost grows with the tasks of a stream, by formula, and how well `cflat plan` predicts a run.
 
-For each method, a stream of small tasks (two classes, 8 x 8 pixels, a tiny network) is surveyed at tasks 0, 1, 4 and
-16 (`cflat.runs.estimate`, the model behind ``cflat plan``) and then run. What the model says about the tasks after the
-last one it has seen is compared with what they take: the state in bytes, the arithmetic of a prediction, CPU seconds.
-Surveys and runs take turns, ``--rounds`` runs between surveys, and each kind is averaged: on a busy machine even CPU
-time doubles and recovers within seconds. Streams of more than 100 tasks have smaller tasks and are surveyed up to
-task 64; there the memory of the process is recorded, too.
+For each method, a stream of small tasks (two classes, 8 x 8 pixels, a tiny network) is planned (`cflat.runs.plan`) and
+then run; CPU seconds are compared, since wall time says little on a busy machine.
 
-Results that are there already are kept; ``--write`` puts the tables into docs/scale.md.
-
-    python benchmarks/scale.py --tasks 40 --methods simplecil,ease --write docs/scale.md
-    python benchmarks/scale.py --tasks 500 --methods simplecil,replay --write docs/scale.md
+    python benchmarks/scale.py --tasks 10 --methods simplecil,ease --write docs/scale.md
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -32,12 +23,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from cflat.config.presets import resolve_config
 from cflat.config.run_config import RunConfig
 from cflat.methods import get_method_spec, list_methods
-from cflat.runs.estimate import Survey, predict, survey
+from cflat.runs import plan
 from cflat.runs.run import run
-from cflat.train import Observer
 
-LONG = 100
-"""Streams of more tasks are long."""
 BEGIN, END = "<!-- benchmarks/scale.py -->", "<!-- end of benchmarks/scale.py -->"
 
 FORMULAS = {
@@ -56,11 +44,6 @@ FORMULAS = {
 """Training, borders of a task, tests after it, and state, for task t."""
 
 
-def seen_tasks(num_tasks: int) -> tuple[int, ...]:
-    """Return the tasks that the model sees."""
-    return (0, 1, 4, 16, 64) if num_tasks > LONG else (0, 1, 4, 16)
-
-
 def many_classes(path: Path, num_classes: int, num_train: int, num_test: int) -> None:
     generator = np.random.default_rng(0)
     prototypes = generator.integers(0, 256, (num_classes, 8, 8, 3))
@@ -74,99 +57,41 @@ def many_classes(path: Path, num_classes: int, num_train: int, num_test: int) ->
     np.savez(path, x_train=x_train, y_train=y_train, x_test=x_test, y_test=y_test)
 
 
-def configuration(method: str, data: Path, num_tasks: int) -> RunConfig:
-    own = "small_cnn" if "other" in get_method_spec(method).families else "vit_smoke"
-    if num_tasks > LONG and own == "small_cnn":
-        own = "mlp"
+def configuration(method: str, data: Path) -> RunConfig:
     layer: dict[str, Any] = {
         "method": {"name": method},
         "data": {"name": f"npz:{data}", "train_per_class": None, "test_per_class": None},
         "preset": "smoke",
-        "backbone": {"name": own, "image_size": 8},
+        "backbone": {
+            "name": "small_cnn" if "other" in get_method_spec(method).families else "vit_smoke",
+            "image_size": 8,
+        },
         "stream": {"initial": 2, "increment": 2},
-        "train": {"epochs": 1, "batch_size": 64} if num_tasks > LONG else {"epochs": 2, "batch_size": 8},
+        "train": {"epochs": 2, "batch_size": 8},
         "runtime": {"threads": 1},
     }
     return resolve_config(layer)
 
 
-class Tasks(Observer):
-    """CPU seconds of each task, and the memory of the process after it."""
-
-    def __init__(self) -> None:
-        self.seconds: list[float] = []
-        self.resident: list[int] = []
-        self.mark = 0.0
-
-    def on_run_start(self, num_tasks: int, first_task: int) -> None:
-        self.mark = time.process_time()
-
-    def on_task_end(self, record: object) -> None:
-        now = time.process_time()
-        self.seconds.append(now - self.mark)
-        self.resident.append(resident_bytes())
-        self.mark = time.process_time()
-
-
-def resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
-
-
-def measure(method: str, num_tasks: int, rounds: int) -> dict[str, Any]:
-    seen, surveys, runs = seen_tasks(num_tasks), [], []
+def measure(method: str, num_tasks: int) -> dict[str, Any]:
+    """Plan a stream and run it; return both in CPU seconds."""
+    plan.clock = time.process_time
     with TemporaryDirectory() as folder:
         data = Path(folder) / "many.npz"
-        many_classes(data, 2 * num_tasks, *((4, 2) if num_tasks > LONG else (16, 8)))
-        config = configuration(method, data, num_tasks)
-        surveys.append(survey(config, budget=1e6, tasks=(*seen, num_tasks - 1)))
-        for index in range(rounds):
-            runs.append(Tasks())
-            run(config, Path(folder) / f"run{index}", observers=[runs[-1]])
-            surveys.append(survey(config, budget=1e6, tasks=seen))
-    return summarize(method, surveys, [one.seconds for one in runs], runs[0].resident)
-
-
-def summarize(
-    method: str, surveys: Sequence[Survey], runs: Sequence[Sequence[float]], memory: Sequence[int]
-) -> dict[str, Any]:
-    """Compare the CPU seconds of every task in some runs, and memory after it, with what the surveys say."""
-    num_tasks = len(memory)
-    seen = seen_tasks(num_tasks)
-    models = [predict(replace(one, rates=[rate for rate in one.rates if rate.task in seen])) for one in surveys]
-    found = surveys[0]
-    model = np.mean([[task.cpu_seconds for task in one.tasks] for one in models], axis=0)
-    taken = np.mean(runs, axis=0)
-    later = np.arange(seen[-1] + 1, num_tasks)
-    looks = {rate.task: rate.look_flops for rate in found.rates}
-    slope = (looks[16] - looks[4]) / 12
-    states = np.array([work.state_bytes for work in found.works], dtype=float)
-    parabola = np.polyfit([1, 4, 16], states[[1, 4, 16]], 2)
-    but_first = np.arange(1, num_tasks)
-    lines = {name: np.polyfit(but_first, values[1:], 1) for name, values in (("model", model), ("run", taken))}
-    resident = np.polyfit(later, np.array(memory)[later], 1)
+        many_classes(data, 2 * num_tasks, 16, 8)
+        config = configuration(method, data)
+        found = plan.estimate(config)
+        started = time.process_time()
+        done = run(config, Path(folder) / "run")
+        seconds = time.process_time() - started
     return {
         "method": method,
         "tasks": num_tasks,
-        "look_flops": looks[1],
-        "look_flops_per_task": slope,
-        "look_flops_error": (looks[16] + slope * (num_tasks - 1 - 16)) / looks[num_tasks - 1] - 1,
-        "state_bytes": states[1],
-        "state_bytes_per_task": parabola[1],
-        "state_bytes_per_task_squared": parabola[0],
-        "state_error": np.polyval(parabola, num_tasks - 1) / states[-1] - 1,
-        "resident_bytes_per_task": resident[0],
-        "resident_bytes_last": memory[-1],
-        "cpu_ms_second_task": 1e3 * taken[1],
-        "cpu_ms_per_task": 1e3 * lines["run"][0],
-        "cpu_ms_per_task_predicted": 1e3 * lines["model"][0],
-        # 1 is linear: the time of a task is proportional to the number of tasks so far.
-        "exponent": np.polyfit(np.log(later), np.log(taken[later]), 1)[0],
-        "exponent_predicted": np.polyfit(np.log(later), np.log(model[later]), 1)[0],
-        "predicted_seconds": model[later].sum(),
-        "predicted_by_each": [sum(task.cpu_seconds for task in one.tasks[later[0] :]) for one in models],
-        "measured_seconds": taken[later].sum(),
-        "measured_by_each": [sum(one[later[0] :]) for one in runs],
-        "error": model[later].sum() / taken[later].sum() - 1,
+        "steps": found.steps == done.cost.steps,
+        "flops": found.flops / done.cost.flops - 1 if done.cost.flops else 0.0,
+        "predicted_seconds": found.seconds,
+        "measured_seconds": seconds,
+        "error": found.seconds / seconds - 1,
     }
 
 
@@ -249,51 +174,11 @@ def tables(rows: Sequence[dict[str, Any]]) -> str:
         "|---|---|---|---|---|",
     ]
     lines += [f"| {name} | {' | '.join(FORMULAS[name])} |" for name in FORMULAS]
-    order = list(FORMULAS)
-    for num_tasks in sorted({row["tasks"] for row in rows}):
-        chosen = sorted((row for row in rows if row["tasks"] == num_tasks), key=lambda row: order.index(row["method"]))
-        lines += ["", *(long_table if num_tasks > LONG else short_table)(chosen, num_tasks)]
+    lines += ["", "| method | tasks | CPU s predicted | measured | error |", "|---|---|---|---|---|"]
+    for row in rows:
+        seconds = f"{row['predicted_seconds']:.1f} | {row['measured_seconds']:.1f}"
+        lines.append(f"| {row['method']} | {row['tasks']} | {seconds} | {row['error']:+.0%} |")
     return "\n".join(lines)
-
-
-def short_table(rows: Sequence[dict[str, Any]], num_tasks: int) -> Iterator[str]:
-    seen = seen_tasks(num_tasks)
-    yield f"Streams of {num_tasks} tasks, 32 training and 16 test images in each. The model has seen tasks"
-    yield f"{', '.join(map(str, seen))}; errors are those of its predictions for tasks {seen[-1] + 1} to the last."
-    yield ""
-    yield (
-        "| method | state: KiB + KiB t + KiB t^2 | error | kFLOP per test image + per task | error "
-        "| CPU ms of task 1 + per task | CPU s predicted | measured | error |"
-    )
-    yield "|---|---|---|---|---|---|---|---|---|"
-    for row in rows:
-        square, linear = row["state_bytes_per_task_squared"], row["state_bytes_per_task"]
-        constant = row["state_bytes"] - linear - square
-        yield (
-            f"| {row['method']} | {constant / 1024:.1f} + {linear / 1024:.2f} t + {square / 1024:.3f} t^2 | "
-            f"{row['state_error']:+.1%} | {row['look_flops'] / 1e3:.0f} + {row['look_flops_per_task'] / 1e3:.1f} t | "
-            f"{row['look_flops_error']:+.1%} | {row['cpu_ms_second_task']:.0f} + {row['cpu_ms_per_task']:.1f} t | "
-            f"{row['predicted_seconds']:.1f} | {row['measured_seconds']:.1f} | {row['error']:+.1%} |"
-        )
-
-
-def long_table(rows: Sequence[dict[str, Any]], num_tasks: int) -> Iterator[str]:
-    seen = seen_tasks(num_tasks)
-    yield f"A stream of {num_tasks} tasks, 8 training and 4 test images in each. The model has seen tasks"
-    yield f"{', '.join(map(str, seen))}; everything but the slopes of time is about the tasks after these."
-    yield ""
-    yield (
-        "| method | CPU ms more with each task: predicted | measured | time of task t ~ t^x: predicted x | measured x "
-        "| CPU s predicted | measured | error | state, KiB per task | process memory, KiB per task | at the end, MiB |"
-    )
-    yield "|---|---|---|---|---|---|---|---|---|---|---|"
-    for row in rows:
-        yield (
-            f"| {row['method']} | {row['cpu_ms_per_task_predicted']:.2f} | {row['cpu_ms_per_task']:.2f} | "
-            f"{row['exponent_predicted']:.2f} | {row['exponent']:.2f} | {row['predicted_seconds']:.0f} | "
-            f"{row['measured_seconds']:.0f} | {row['error']:+.1%} | {row['state_bytes_per_task'] / 1024:.1f} | "
-            f"{row['resident_bytes_per_task'] / 1024:.1f} | {row['resident_bytes_last'] / 2**20:.0f} |"
-        )
 
 
 def prediction_table() -> str:
@@ -313,8 +198,7 @@ def put(page: Path, text: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tasks", type=int, default=40)
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--tasks", type=int, default=10)
     parser.add_argument("--methods", default=",".join(list_methods()))
     parser.add_argument("--out", type=Path, default=Path("docs/results/scale.json"))
     parser.add_argument("--write", type=Path, help="put the tables into this page")
@@ -323,7 +207,7 @@ def main() -> None:
     known = {(row["method"], row["tasks"]) for row in rows}
     for method in arguments.methods.split(",") if arguments.methods else ():
         if (method, arguments.tasks) not in known:
-            rows.append(measure(method, arguments.tasks, arguments.rounds))
+            rows.append(measure(method, arguments.tasks))
             print(json.dumps(rows[-1]), flush=True)
             arguments.out.write_text(json.dumps(rows, indent=2) + "\n")
     if arguments.write is not None:

@@ -39,8 +39,8 @@ from cflat.train import (
     OptimizerChoice,
     Runtime,
     RuntimeSettings,
+    Trainer,
     TrainSettings,
-    run_stream,
 )
 from cflat.train.objective import Objective
 
@@ -95,7 +95,7 @@ def run(name: str, steps: int, batch_size: int) -> dict[str, float]:
     clock = Clock()
     originals = patch(clock)
     try:
-        run_stream(
+        Trainer(
             method,
             stream,
             base=BaseSettings(lr=0.01),
@@ -104,7 +104,7 @@ def run(name: str, steps: int, batch_size: int) -> dict[str, float]:
             optimizer=OptimizerChoice(name),
             inputs=Inputs(train_transform("cifar", 32), eval_transform("cifar", 32)),
             observer=clock,
-        )
+        ).run()
     finally:
         Objective.closure, BatchLoader._batch = originals[0], originals[1]
     kept = clock.steps[WARMUP:]

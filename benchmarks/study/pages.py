@@ -1,0 +1,556 @@
+"""Everything below docs/results/study and docs/results/claims, and the README's table: from the ledger alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from benchmarks.study.analysis import (
+    MEANINGS,
+    NOT_YET,
+    Effect,
+    Finals,
+    Verdict,
+    differences,
+    final_runs,
+    is_converged,
+    is_speed_limited,
+    judge_claim,
+    random_effects,
+    row_means,
+    speed_ratios,
+    stream_correlation,
+    stream_effect,
+    streams_of,
+    verdicts,
+)
+from benchmarks.study.definition import (
+    AT_EQUAL_COMPUTE,
+    BLOCK_OF,
+    BLOCKS,
+    CLAIMS,
+    CONTRASTS,
+    PAPER_CONTRASTS,
+    ROWS,
+    STREAMS,
+    TUNED_BLOCKS,
+    Claim,
+    Contrast,
+)
+from benchmarks.study.ledger import ROOT, Ledger, Line, definition_hash, frozen
+from benchmarks.study.worker import unit_seconds
+
+from cflat._files import write_atomic
+
+RESULTS = ROOT / "docs" / "results"
+README_ROWS = ("sgd", "qhm_average", "sam", "c_flat", "turbo", "forecast")
+COMMAND = "python -m benchmarks.study"
+
+
+def write_pages(lines: Sequence[Line], results: Path = RESULTS) -> None:
+    """Write all pages anew."""
+    study, claims = results / "study", results / "claims"
+    for folder in (study, claims):
+        folder.mkdir(parents=True, exist_ok=True)
+    write_atomic(study / "index.md", study_page(lines))
+    write_atomic(study / "fragment.md", fragment(lines))
+    for name in BLOCKS:
+        write_atomic(study / f"block-{name.lower()}.md", block_page(name, lines))
+    write_atomic(claims / "index.md", claims_page(lines))
+    for claim in CLAIMS:
+        write_atomic(claims / f"{claim.name}.md", claim_page(claim, lines))
+
+
+def write_figures(lines: Sequence[Line], results: Path = RESULTS) -> None:
+    """Draw all figures anew."""
+    from benchmarks.study.figures import draw_claim, draw_contrasts
+
+    draw_contrasts(lines, results / "study" / "contrasts.svg")
+    for claim in CLAIMS:
+        draw_claim(claim, judge_claim(lines, claim)[1], results / "claims" / f"{claim.name}.svg")
+
+
+# -- small parts ------------------------------------------------------------------------------------------------
+
+
+def table(rows: Sequence[Sequence[object]]) -> list[str]:
+    lines = ["| " + " | ".join(map(str, row)) + " |" for row in rows]
+    return [lines[0], "|" + "---|" * len(rows[0]), *lines[1:]]
+
+
+def points(effect: Effect | None, level: float = 0.05) -> str:
+    """Return a difference with its interval."""
+    if effect is None:
+        return "-"
+    low, high = effect.interval(level)
+    return f"{effect.mean:+.2f} [{low:+.2f}, {high:+.2f}]"
+
+
+def replicates_done(lines: Sequence[Line], contrast: Contrast, streams: Sequence[str]) -> str:
+    """Return how many pairs there are, of how many."""
+    done = sum(len(differences(final_runs(lines, stream), contrast)) for stream in streams)
+    total = sum(BLOCKS[BLOCK_OF[stream]].final_replicates for stream in streams)
+    return f"{done} of {total}"
+
+
+def complete_replicates(name: str, lines: Sequence[Line]) -> tuple[int, int]:
+    """Return the final replicates of a block for which all rows of a stream are there, and all of them."""
+    block = BLOCKS[name]
+    found = [rows for stream in block.streams for rows in final_runs(lines, stream).values()]
+    return sum(len(rows) == len(block.rows) for rows in found), len(block.streams) * block.final_replicates
+
+
+def _document(*parts: str | Sequence[str]) -> str:
+    texts = [part if isinstance(part, str) else "\n".join(part) for part in parts if part]
+    return "\n\n".join(texts) + "\n"
+
+
+# -- the study --------------------------------------------------------------------------------------------------
+
+
+def study_page(lines: Sequence[Line]) -> str:
+    record = frozen()
+    when = f"on {record['time']}" if record else "not yet"
+    pooled = verdicts(lines, CONTRASTS, TUNED_BLOCKS)
+    small = verdicts(lines, CONTRASTS, ("A",))
+    paper = verdicts(lines, PAPER_CONTRASTS, ("P",))
+    return _document(
+        "# The study",
+        _progress_sentence(lines),
+        "![differences in Avg, stream by stream, for every contrast](contrasts.svg)",
+        "## Verdicts",
+        "Differences of Avg in points, paired by replicate; random-effects mean over streams with its 95 % interval "
+        "(Hartung-Knapp). Verdicts are reached at Holm's level over the eight contrasts, by one rule for both "
+        "directions; they are given when all replicates are there, and not before.",
+        _verdict_table(pooled, lines, TUNED_BLOCKS),
+        "Block A alone, as a family of its own:",
+        _verdict_table(small, lines, ("A",)),
+        "Block P, the paper's methods with the paper's settings, as a family of its own:",
+        _verdict_table(paper, lines, ("P",)),
+        [f"- **{word}**: {meaning}." for word, meaning in MEANINGS.items()],
+        "A stream on which the rank correlation of end loss and Avg over the rows is beyond ±0.6 measures training "
+        "speed and decides no contrast about flatness.",
+        "## Blocks",
+        _block_table(lines),
+        f"Time is CPU time of one thread beside other work, measured in this ledger ({_machines(lines)}); with a "
+        "tilde, predicted from a few steps of each part; a dash is not measured yet.",
+        "## How it was made",
+        f"The definition was frozen {when} under the hash `{definition_hash()}`, before the first final run: streams, "
+        "rows, ranges, replicates, configurations, analysis and claims are in `definition.py`, `configs.py`, "
+        "`tuning.py` and `analysis.py` of `benchmarks/study`. A replicate is a class order (or an order of domains), a "
+        "choice of images and a seed; tuning and final runs have different ones. Every row has the same trials over "
+        "rate and radius, and two more beyond an edge. SGD with as many more epochs stands beside every row that costs "
+        "more. Every run is one line of the ledger, in `docs/results/study/ledger/`.",
+        _how_to_go_on(lines),
+        _commands(),
+    )
+
+
+def _progress_sentence(lines: Sequence[Line]) -> str:
+    parts = []
+    for name in BLOCKS:
+        done, total = complete_replicates(name, lines)
+        tuned = sum(line.block == name and line.stage == "tune" for line in lines)
+        more = f", {tuned} trials" if tuned and done < total else ""
+        parts.append(f"block {name} {done} of {total} replicates{more}")
+    return f"So far: {'; '.join(parts)}."
+
+
+def _verdict_table(found: Mapping[Contrast, Verdict], lines: Sequence[Line], blocks: Sequence[str]) -> list[str]:
+    rows: list[list[object]] = [["contrast", "Avg, points", "verdict", "streams", "replicates"]]
+    for contrast, verdict in found.items():
+        streams = streams_of(contrast, blocks)
+        deciding = len(verdict.streams) - len(verdict.left_out)
+        limited = f", {len(verdict.left_out)} speed-limited" if verdict.left_out else ""
+        effect = points(verdict.effect)
+        count = f"{max(deciding, 0)} of {len(streams)}{limited}"
+        rows.append([contrast.title, effect, verdict.text, count, replicates_done(lines, contrast, streams)])
+    return table(rows)
+
+
+def _block_table(lines: Sequence[Line]) -> list[str]:
+    rows: list[list[object]] = [
+        ["block", "what", "streams", "rows", "trials x replicates", "final replicates", "done", "h of one thread, all"]
+    ]
+    for name, block in BLOCKS.items():
+        done, total = complete_replicates(name, lines)
+        tuning = f"{block.trials} x {block.tuning_replicates}" if block.trials else "none: the paper's settings"
+        rows.append(
+            [
+                f"[{name}](block-{name.lower()}.md)",
+                block.title,
+                len(block.streams),
+                len(block.rows),
+                tuning,
+                block.final_replicates,
+                f"{done} of {total}",
+                _hours_needed(name, lines),
+            ]
+        )
+    return table(rows)
+
+
+CALIBRATED = {
+    "digits-few": (0, 1.0, 0),
+    "digits-noise": (0, 1.6, 0),
+    "digits-domain": (0, 1.4, 0),
+    "features-noise": (0, 1.7, 0),
+    "features-long": (0, 2.2, 0),
+    "cub-replay": (0, 1.8, 0),
+    "cub-task": (0, 1.3, 0),
+    "pacs-domain": (0, 1.2, 0),
+    "icarl": (0, 33, 0),
+    "memo": (1, 35, 1),
+    "ranpac": (88, 44, 19),
+    "aper": (139, 45, 30),
+    "ease": (478, 697, 0),
+    "duct": (26, 492, 0),
+    "l2p": (162, 1841, 0),
+}
+"""CPU seconds of a final run beside its evaluations, for each evaluation per step, and of a trial beside its
+evaluations; from a few steps of each part (`cflat plan`), beside other work on both cores."""
+
+
+def _hours_needed(name: str, lines: Sequence[Line]) -> str:
+    """Return the time of a whole block: all trials but those beyond an edge, and all final runs.
+
+    Measured in the ledger, or predicted from a few steps, which is marked with a tilde.
+    """
+    block, rates = BLOCKS[name], unit_seconds(lines)
+    cost, trials = sum(ROWS[row].cost for row in block.rows), block.trials * block.tuning_replicates
+    if name == "A" and set(block.streams) <= set(rates):
+        runs = trials + block.final_replicates
+        return f"{sum(rates[stream] for stream in block.streams) * cost * runs / 3600:.1f}"
+    if not set(block.streams) <= set(CALIBRATED):
+        return "-"
+    seconds = 0.0
+    for stream in block.streams:
+        final, evaluation, trial = CALIBRATED[stream]
+        seconds += block.final_replicates * (final * len(block.rows) + evaluation * cost)
+        seconds += trials * (trial * len(block.rows) + evaluation * cost)
+    return f"~{seconds / 3600:.1f}"
+
+
+def _machines(lines: Sequence[Line]) -> str:
+    return "; ".join(sorted({line.machine for line in lines})) or "no run yet"
+
+
+def _how_to_go_on(lines: Sequence[Line]) -> str:
+    commits = ", ".join(f"`{commit[:10]}`" for commit in sorted({line.commit for line in lines})) or "the freeze"
+    return (
+        f"To go on with it: clone the repository at commit {commits}, copy the ledger of the newest version into that "
+        "clone, run there what is left (any number of workers, any machine; pairs are formed within one kind), "
+        "and copy the ledger back."
+    )
+
+
+def _commands() -> list[str]:
+    return [
+        "```",
+        f"{COMMAND} features --data-root DATA --weights VIT_TINY   # once on a machine",
+        f"{COMMAND} run A --minutes 60 --worker 0/2                # goes on where it stopped; also B, C, P",
+        f"{COMMAND} status",
+        f"{COMMAND} pages                                          # these pages, from the ledger alone",
+        "make study-check                                                         # repeats two runs of the ledger",
+        "```",
+    ]
+
+
+# -- one block --------------------------------------------------------------------------------------------------
+
+
+def block_page(name: str, lines: Sequence[Line]) -> str:
+    block = BLOCKS[name]
+    done, total = complete_replicates(name, lines)
+    ledger = Ledger(lines)
+    parts: list[str | Sequence[str]] = [
+        f"# Block {name}: {block.title}",
+        f"{done} of {total} final replicates. Avg and Last in %, differences in points with 95 % intervals over "
+        "replicates, not corrected; verdicts are on [the study's page](index.md). A setting with * lies at the "
+        "edge of what was tried.",
+    ]
+    for stream in block.streams:
+        parts += list(_stream_parts(stream, lines, ledger))
+    return _document(*parts)
+
+
+def _stream_parts(stream: str, lines: Sequence[Line], ledger: Ledger) -> Iterator[str | Sequence[str]]:
+    finals = final_runs(lines, stream)
+    block = BLOCKS[BLOCK_OF[stream]]
+    yield f"## {stream}"
+    yield f"{STREAMS[stream].title[0].upper()}{STREAMS[stream].title[1:]}."
+    if finals:
+        yield _condition(finals, block.reference)
+        yield _row_table(stream, finals, ledger)
+        if stream in PAPERS:
+            yield f"In the paper ({PAPERS[stream][0]}):"
+            yield table([["row", "Avg", "Last", "speed, % of plain"], *PAPERS[stream][1]])
+    elif block.trials:
+        yield f"No final run yet; {_tuning_progress(stream, lines)}"
+    else:
+        yield "No run yet."
+    if block.trials and ledger.scores(stream, block.rows[0]):
+        yield "Mean Avg of the trials on validation images, in %, by learning rate (that of SGD):"
+        yield _trial_table(stream, ledger)
+
+
+def _tuning_progress(stream: str, lines: Sequence[Line]) -> str:
+    block = BLOCKS[BLOCK_OF[stream]]
+    done = sum(line.stream == stream and line.stage == "tune" for line in lines)
+    return f"{done} of at least {len(block.rows) * block.trials * block.tuning_replicates} trial runs."
+
+
+def _condition(finals: Finals, reference: str) -> str:
+    means = {metric: row_means(finals, metric).get(reference, math.nan) for metric in ("end_loss", "late_loss")}
+    correlation = stream_correlation(finals)
+    end = "converged" if is_converged(means["end_loss"], means["late_loss"]) else "not converged"
+    speed = "speed-limited: decides nothing about flatness" if is_speed_limited(correlation) else "not speed-limited"
+    return (
+        f"The end loss of {ROWS[reference].title} is {means['end_loss']:.3f}, {means['late_loss']:.3f} after three "
+        f"quarters: {end}. Rank correlation of end loss and Avg over rows {correlation:+.2f}: {speed}."
+    )
+
+
+def _row_table(stream: str, finals: Finals, ledger: Ledger) -> list[str]:
+    block = BLOCKS[BLOCK_OF[stream]]
+    has_norms = BLOCK_OF[stream] == "P"
+    to_reference = f"Avg to {ROWS[block.reference].title}"
+    head = ["row", "rate", "radius", "Avg", "Last", to_reference, "Avg to SGD at equal compute", "evaluations"]
+    head += ["end loss", *(["update / plain's", "in task 1"] if has_norms else []), "n"]
+    means = {metric: row_means(finals, metric) for metric in ("avg", "last", "evaluations_per_step", "end_loss")}
+    rows: list[list[object]] = [head]
+    for name in block.rows:
+        if name not in means["avg"]:
+            continue
+        partner = AT_EQUAL_COMPUTE.get(name)
+        cells: list[object] = [ROWS[name].title, *_settings(stream, name, finals, ledger)]
+        cells += [f"{100 * means['avg'][name]:.2f}", f"{100 * means['last'][name]:.2f}"]
+        cells += [_difference(finals, name, block.reference), _difference(finals, name, partner)]
+        cells += [f"{means['evaluations_per_step'][name]:.2f}", f"{means['end_loss'][name]:.3g}"]
+        cells += [_norm_ratio(finals, name, "update_norm"), _norm_ratio(finals, name, "first_update_norm")] * has_norms
+        rows.append([*cells, sum(name in runs for runs in finals.values())])
+    return table(rows)
+
+
+def _settings(stream: str, row: str, finals: Finals, ledger: Ledger) -> tuple[str, str]:
+    line = next(runs[row] for runs in finals.values() if row in runs)
+    choice = ledger.choice(stream, row) if BLOCKS[BLOCK_OF[stream]].trials else None
+    mark = "*" if choice is not None and choice.is_at_edge else ""
+    return f"{line.lr:g}{mark}", "-" if line.rho is None else f"{line.rho:g}{mark}"
+
+
+def _difference(finals: Finals, row: str, reference: str | None) -> str:
+    if reference is None or row == reference:
+        return "-"
+    return points(stream_effect(differences(finals, Contrast(row, reference))))
+
+
+def _norm_ratio(finals: Finals, row: str, name: str) -> str:
+    both = [(runs[row], runs["plain"]) for runs in finals.values() if {row, "plain"} <= set(runs)]
+    pairs = [(getattr(own, name), getattr(plain, name)) for own, plain in both]
+    ratios = [own / plain for own, plain in pairs if own and plain]
+    return f"{sum(ratios) / len(ratios):.2f}" if ratios else "-"
+
+
+def _trial_table(stream: str, ledger: Ledger) -> list[str]:
+    block = BLOCKS[BLOCK_OF[stream]]
+    rates = [settings.lr for settings in ledger.trials(stream, "sgd")[: block.trials]]
+    rows: list[list[object]] = [["row", *(f"{rate:g}" for rate in rates), "beyond an edge", "chosen"]]
+    for name in block.rows:
+        scores = ledger.scores(stream, name)
+        means = {trial: f"{100 * sum(own) / len(own):.1f}" for trial, own in scores.items()}
+        extra = ", ".join(text for trial, text in sorted(means.items()) if trial >= block.trials)
+        choice = ledger.choice(stream, name)
+        chosen = NOT_YET if choice is None else _chosen(choice)
+        rows.append([ROWS[name].title, *(means.get(t, "-") for t in range(block.trials)), extra or "-", chosen])
+    return table(rows)
+
+
+def _chosen(choice) -> str:
+    radius = "" if choice.settings.rho is None else f", radius {choice.settings.rho:g}"
+    return f"{choice.settings.lr:g}{radius}{'*' if choice.is_at_edge else ''}"
+
+
+PAPERS: dict[str, tuple[str, list[list[str]]]] = {
+    "ease": (
+        "table 3: ViT-B/16 at 224 px, 500 images per class",
+        [
+            ["plain", "91.16 ± 0.71", "87.49 ± 0.32", "100"],
+            ["SAM", "91.36 ± 0.82", "87.61 ± 0.27", "52.0"],
+            ["LookSAM", "90.89 ± 0.86", "86.99 ± 0.28", "79.6"],
+            ["C-Flat", "91.60 ± 1.18", "87.69 ± 0.50", "26.5"],
+            ["C-Flat Turbo", "91.75 ± 0.80", "87.74 ± 0.20", "61.6"],
+        ],
+    ),
+    "l2p": (
+        "table 3: ViT-B/16 at 224 px, 500 images per class",
+        [
+            ["plain", "87.92 ± 1.30", "83.66 ± 1.49", "100"],
+            ["SAM", "88.18 ± 1.39", "83.84 ± 1.39", "51.3"],
+            ["LookSAM", "88.35 ± 1.39", "83.80 ± 1.20", "80.5"],
+            ["C-Flat", "88.62 ± 0.88", "84.04 ± 0.60", "26.0"],
+            ["C-Flat Turbo", "89.57 ± 0.36", "84.48 ± 0.09", "59.4"],
+        ],
+    ),
+    "duct": (
+        "table 9: ViT-B/16 on DomainNet, 6 domains of 345 classes",
+        [
+            ["plain", "67.35", "68.63", "-"],
+            ["C-Flat", "67.81", "69.41", "-"],
+            ["C-Flat Turbo", "67.98", "69.50", "-"],
+        ],
+    ),
+}
+"""The paper's numbers for the streams of block P."""
+
+
+# -- claims -----------------------------------------------------------------------------------------------------
+
+
+def claims_page(lines: Sequence[Line]) -> str:
+    rows: list[list[object]] = [["claim", "verdict", "effect, points of Avg"]]
+    for claim in CLAIMS:
+        text, found = judge_claim(lines, claim)
+        rows.append([f"[{claim.title}]({claim.name}.md)", text, _effects(claim, lines, found)])
+    return _document(
+        "# The paper's claims, one by one",
+        "With the paper's optimizer: C-Flat Turbo is Algorithm 1. Small networks on CPUs; [the study]"
+        "(../study/index.md) says how, and every page names the scale of its streams.",
+        table(rows),
+        "Claims about beta, k, the threshold, the scheduler, gradients over time and curvature are not part of the "
+        "study; what was seen of them earlier is in the [exploration](../exploration.md), which decides nothing.",
+        f"Written by `{COMMAND} pages` from the ledger.",
+    )
+
+
+def _effects(claim: Claim, lines: Sequence[Line], found: Mapping[Contrast, Verdict]) -> str:
+    if claim.wanted == "faster":
+        ratios = [_ratio(lines, stream, claim.contrasts[0]) for stream in _claim_streams(claim, claim.contrasts[0])]
+        means = [effect.mean for effect in ratios if effect is not None]
+        return f"{min(means):.2f} to {max(means):.2f} times fewer evaluations" if means else "-"
+    if NOT_YET in [verdict.text for verdict in found.values()]:
+        streams = _claim_streams(claim, claim.contrasts[0])
+        return f"{replicates_done(lines, claim.contrasts[0], streams)} replicates"
+    return "; ".join(points(verdict.effect) for verdict in found.values())
+
+
+def _ratio(lines: Sequence[Line], stream: str, contrast: Contrast) -> Effect | None:
+    return stream_effect(speed_ratios(final_runs(lines, stream), contrast))
+
+
+def _claim_streams(claim: Claim, contrast: Contrast) -> list[str]:
+    return streams_of(contrast, claim.blocks, claim.scenarios)
+
+
+def claim_page(claim: Claim, lines: Sequence[Line]) -> str:
+    text, found = judge_claim(lines, claim)
+    parts: list[str | Sequence[str]] = [f"# {claim.title}", f"**{text[0].upper()}{text[1:]}.** {_rule(claim)}"]
+    if any(verdict.streams for verdict in found.values()):
+        parts.append(f"![differences in Avg, stream by stream]({claim.name}.svg)")
+    for contrast, verdict in found.items():
+        parts += [f"## {contrast.title}", _contrast_sentence(claim, contrast, verdict, lines)]
+        parts.append(_claim_table(claim, contrast, verdict, lines))
+    blocks = " ".join(claim.blocks)
+    parts.append(
+        f"Runs: `{COMMAND} run` {', '.join(f'`{block}`' for block in blocks.split())}; [the study](../study/index.md)."
+    )
+    return _document(*parts)
+
+
+def _rule(claim: Claim) -> str:
+    if claim.wanted == "faster":
+        return (
+            "Counted in evaluations per step, which depend on no machine. It holds if C-Flat takes at least twice as "
+            "many on every stream, by the 95 % interval over replicates."
+        )
+    family = "the eight contrasts of the study" if claim.is_primary else "the contrasts of this page"
+    return f'It holds if every contrast below comes out as "{claim.wanted}" or more; Holm over {family}.'
+
+
+def _contrast_sentence(claim: Claim, contrast: Contrast, verdict: Verdict, lines: Sequence[Line]) -> str:
+    streams = _claim_streams(claim, contrast)
+    count = replicates_done(lines, contrast, streams)
+    if claim.wanted == "faster":
+        return f"{count} replicates."
+    effect = "" if verdict.effect is None else f" {points(verdict.effect)} points of Avg over streams."
+    return f"{verdict.text[0].upper()}{verdict.text[1:]}; {count} replicates.{effect}"
+
+
+def _claim_table(claim: Claim, contrast: Contrast, verdict: Verdict, lines: Sequence[Line]) -> list[str]:
+    rows: list[list[object]] = [["stream", "Avg, points", "Last, points", "evaluations", "replicates", "note"]]
+    for stream in _claim_streams(claim, contrast):
+        finals = final_runs(lines, stream)
+        last = stream_effect(differences(finals, contrast, "last"))
+        costs = row_means(finals, "evaluations_per_step")
+        both = f"{costs[contrast.row]:.2f} / {costs[contrast.reference]:.2f}" if len(verdict.streams) and {
+            contrast.row, contrast.reference} <= set(costs) else "-"  # fmt: skip
+        total = BLOCKS[BLOCK_OF[stream]].final_replicates
+        note = "speed-limited" if stream in verdict.left_out else ""
+        n = f"{len(differences(finals, contrast))} of {total}"
+        title = f"`{stream}`: {STREAMS[stream].title}"
+        rows.append([title, points(verdict.streams.get(stream)), points(last), both, n, note])
+    return table(rows)
+
+
+# -- the README -------------------------------------------------------------------------------------------------
+
+
+def fragment(lines: Sequence[Line]) -> str:
+    """Return the README's table and its sentences of advice."""
+    scales = {
+        "A": "A: small networks, 8 streams",
+        "B": "B: ResNet-8 from scratch at 16 px, iCaRL and MEMO",
+        "C": "C: ViT-Tiny at 64 px, RanPAC and APER",
+        "P": "P: the paper's settings, ViT-Tiny at 64 px, EASE, DUCT and L2P",
+    }
+    rows: list[list[object]] = [["optimizer", "evaluations", *scales.values()]]
+    for row in README_ROWS:
+        cells = [_readme_cell(row, block, lines) for block in scales]
+        rows.append([ROWS[row].title, f"{ROWS[row].cost:g}" if not lines else _evaluations(row, lines), *cells])
+    return _document(table(rows), _caption(lines), [f"- {sentence}" for sentence in advice(lines)])
+
+
+def _caption(lines: Sequence[Line]) -> str:
+    return (
+        "First row: Avg of SGD in %; others: difference in points, paired by class order, images and seed, mean over "
+        f"streams with its 95 % interval. {_progress_sentence(lines)}"
+    )
+
+
+def _evaluations(row: str, lines: Sequence[Line]) -> str:
+    own = [line.evaluations_per_step for line in lines if line.row == row and line.stage == "final"]
+    return f"{sum(own) / len(own):.1f}" if own else f"about {ROWS[row].cost:g}"
+
+
+def _readme_cell(row: str, name: str, lines: Sequence[Line]) -> str:
+    block = BLOCKS[name]
+    row = block.reference if row == "sgd" else row
+    if row not in block.rows:
+        return "-"
+    finals = [final_runs(lines, stream) for stream in block.streams]
+    if any(sum(row in rows for rows in own.values()) < block.final_replicates for own in finals):
+        done, total = complete_replicates(name, lines)
+        return f"not yet ({done} of {total})"
+    if row == block.reference:
+        return f"{100 * sum(row_means(own, 'avg')[row] for own in finals) / len(finals):.1f} %"
+    effects = [stream_effect(differences(own, Contrast(row, block.reference))) for own in finals]
+    return points(random_effects([effect for effect in effects if effect is not None]))
+
+
+def advice(lines: Sequence[Line]) -> list[str]:
+    """Return three sentences that follow from the verdicts, and say nothing where none was reached."""
+    found = verdicts(lines, CONTRASTS, TUNED_BLOCKS)
+    by_rows = {(contrast.row, contrast.reference): verdict for contrast, verdict in found.items()}
+
+    def said(row: str, reference: str, question: str) -> str:
+        verdict = by_rows[row, reference]
+        if verdict.text == NOT_YET:
+            return f"{question} Not yet decided."
+        return f"{question} {verdict.text.capitalize()}: {points(verdict.effect)} points of Avg."
+
+    return [
+        said("qhm_average", "sgd", "First the free things, momentum and averaging (QHM + average against SGD):"),
+        said("c_flat", "sgd", "Does flatness pay for four evaluations (C-Flat against SGD)?"),
+        said("turbo", "c_flat", "Can it be had for less (C-Flat Turbo against C-Flat)?"),
+    ]
