@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-slow test-integrations lint format tables docs clean
+.PHONY: demo test test-slow test-integrations lint format tables figures study-check docs clean
 
 demo: $(VENV)/.bench  ## train digits with plain SGD, C-Flat and C-Flat Turbo; show what it gained and cost
 	$(BIN)/cflat demo
@@ -49,6 +49,12 @@ docs: .venv-docs/.done  ## the documentation site, in site/; warnings and broken
 
 tables: $(VENV)/.dev  ## the tables of README.md and docs/data.md, from the registries
 	$(BIN)/python tools/tables.py
+
+study-check: $(VENV)/.dev  ## repeat two runs of the study's ledger: the same bits here, near on another machine
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.study check
+
+figures: $(VENV)/.dev  ## the pictures of README.md and docs, where their sources have changed
+	$(BIN)/python tools/figures.py
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .

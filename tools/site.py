@@ -17,7 +17,7 @@ from latex2mathml.converter import convert
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = {"optimizer": ROOT / "src/cflat/optim", "method": ROOT / "src/cflat/methods"}
-MARKER = re.compile(r"^<!-- (facts|table): (optimizer|method)s?(?: (\w+))? -->$", flags=re.M)
+MARKER = re.compile(r"^<!-- facts: (optimizer|method) (\w+) -->$", flags=re.M)
 PRIME = re.compile(r"<msup>(<mi>[^<]*</mi>)<mi>&#x02032;</mi></msup>")
 OUTSIDE = re.compile(r"\[([^\]]+)\]\(((?:\.\./)+[^)#\s]+)\)")
 INLINE = re.compile(r'<span class="arithmatex">\\\((.*?)\\\)</span>', flags=re.S)
@@ -56,17 +56,13 @@ def _pages(nav: Any) -> Iterator[str]:
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Put tables in the place of markers; of files that the site does not hold, write the path instead of a link."""
 
-    def table(match: re.Match[str]) -> str:
-        what, kind, name = match.groups()
-        return facts(kind, name) if what == "facts" else overview(kind)
-
     def outside(match: re.Match[str]) -> str:
         text, link = match.groups()
         target = (Path(page.file.abs_src_path).parent / link).resolve()
         is_ours = target.exists() and ROOT in target.parents and ROOT / "docs" not in target.parents
         return f"{text} (`{target.relative_to(ROOT)}`)" if is_ours else match[0]
 
-    return OUTSIDE.sub(outside, MARKER.sub(table, markdown))
+    return OUTSIDE.sub(outside, MARKER.sub(lambda match: facts(*match.groups()), markdown))
 
 
 def on_page_content(content: str, **_: Any) -> str:
@@ -119,19 +115,3 @@ def facts(kind: str, name: str) -> str:
         rows["paper"] = own["paper"]
     first, *others = (f"| {key} | {value} |" for key, value in rows.items())
     return "\n".join([first, "|---|---|", *others])
-
-
-def overview(kind: str) -> str:
-    """Return the table of all optimizers, or of all methods."""
-    if kind == "optimizer":
-        lines = ["| name | what it does | evaluations per step | kept buffers |", "|---|---|---|---|"]
-        for name, own in registered(kind).items():
-            cells = (own["summary"], own["evaluations"], own.get("kept", 0))
-            lines.append(f"| [`{name}`]({name}.md) | {' | '.join(map(str, cells))} |")
-        return "\n".join(lines)
-    lines = ["| name | what it does | streams | memory | pretrained |", "|---|---|---|---|---|"]
-    for name, own in registered(kind).items():
-        words = ("yes" if own.get(key) else "no" for key in ("needs_memory", "is_pretrained"))
-        streams = ", ".join(own.get("scenarios", ("class", "task")))
-        lines.append(f"| [`{name}`]({name}.md) | {own['summary']} | {streams} | {' | '.join(words)} |")
-    return "\n".join(lines)

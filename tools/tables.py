@@ -1,45 +1,33 @@
-"""Write the tables of the README and of docs/data.md anew, from the registries and the results: ``make tables``.
+"""Write the tables of the README and of some pages in docs/ anew, from the registries and the study: ``make tables``.
 
 A table stands between ``<!-- begin: NAME -->`` and ``<!-- end: NAME -->``; a test says when one is out of date.
 """
 
 from __future__ import annotations
 
+import json
 import re
-import statistics
-import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from cflat.config.describe import describe_keys
+from cflat.config.presets import resolve_config
 from cflat.data import list_datasets
 from cflat.methods import get_method_spec, list_methods
 from cflat.optim import get_optimizer_spec, list_optimizers
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
-
-from front_streams import ROWS as FRONT
-from front_tables import gain, percent, published_streams
-
-sys.path.pop(0)  # benchmarks/data.py must hide no other module of this name
-
 ROOT = Path(__file__).resolve().parents[1]
-LEDGER = ROOT / "docs" / "results" / "front"
-SHOWN_STREAMS = {
-    "digits-class": "digits, replay",
-    "digits-task": "digits, by task",
-    "features-class": "features, replay",
-    "features-task": "features, by task",
-    "icarl": "iCaRL",
-    "memo": "MEMO",
-    "ease": "EASE",
-    "ranpac": "RanPAC",
-}
-SHOWN_ROWS = (
-    *("none", "none-nesterov", "turbo", "c_flat", "msam", "sam", "ss_sam", "ae_sam", "friendly_sam"),
-    *("looksam", "gsam", "gam", "asam", "c_flat_plus", "turbo-measured", "turbo-steady", "turbo-paper"),
+STUDY = ROOT / "docs" / "results" / "study" / "fragment.md"
+"""Written by ``python -m benchmarks.study pages``."""
+FILES = (
+    "README.md",
+    "docs/data.md",
+    "docs/deviations.md",
+    "docs/methods/index.md",
+    "docs/optimizers/index.md",
+    "docs/results/README.md",
 )
-FILES = ("README.md", "docs/data.md")
 Rows = list[list[object]]
 MARKED = re.compile(r"(<!-- begin: (\w+) -->\n).*?(<!-- end: \2 -->)", flags=re.S)
 
@@ -48,8 +36,8 @@ def optimizers() -> Rows:
     """Return what each optimizer costs, the cheapest first."""
     specs = [get_optimizer_spec(name) for name in list_optimizers()]
     specs.sort(key=lambda spec: (spec.held, spec.name))
-    rows = [[f"`{s.name}`", f"`{s.cls.__name__}`", s.evaluations, s.held, s.kept] for s in specs]
-    return [["name", "class", "evaluations per step", "buffers in a pass", "kept"], *rows]
+    rows = [[_link(s.name), f"`{s.cls.__name__}`", s.summary, s.evaluations, s.held, s.kept] for s in specs]
+    return [["name", "class", "what it does", "evaluations per step", "peak", "persistent"], *rows]
 
 
 def methods() -> Rows:
@@ -57,7 +45,7 @@ def methods() -> Rows:
     rows: Rows = [["method", "what it does", "streams", "exemplars", "backbones"]]
     for spec in map(get_method_spec, list_methods()):
         memory = "yes" if spec.needs_memory else "no"
-        rows.append([f"`{spec.name}`", spec.summary, ", ".join(spec.scenarios), memory, _backbones(spec.families)])
+        rows.append([_link(spec.name), spec.summary, ", ".join(spec.scenarios), memory, _backbones(spec.families)])
     return rows
 
 
@@ -74,40 +62,50 @@ def datasets() -> Rows:
     return rows
 
 
-def gains() -> Rows:
-    """Return what optimizers have gained over SGD on the streams of the front; in bold what is significant."""
-    streams = published_streams(LEDGER)
-    rows: Rows = [["optimizer", "evaluations", *SHOWN_STREAMS.values()]]
-    for name in SHOWN_ROWS:
-        runs = {stream: streams[stream]["rows"].get(name) for stream in SHOWN_STREAMS}
-        evaluations = statistics.mean(e for run in runs.values() if run for e in run["evaluations_per_step"])
-        cells = [_cell(run, streams[stream]["rows"]["none"]) for stream, run in runs.items()]
-        rows.append([FRONT[name].title, f"{evaluations:.1f}", *cells])
+def choices() -> Rows:
+    """Return where the presets of the sources set a method otherwise than its default."""
+    rows: Rows = [["setting", "meaning", "default", "`paper`", "`pilot`"]]
+    for method, data in (*((name, "cifar100") for name in list_methods()), ("duct", "domainnet")):
+        usual = get_method_spec(method).config()
+        chosen = [_method_settings(method, data, preset) for preset in ("paper", "pilot")]
+        for key in describe_keys(method):
+            name = key.path.removeprefix("method.")
+            own, *others = (getattr(settings, name) for settings in (usual, *chosen))
+            if any(value != own for value in others):
+                cells = [f"`{json.dumps(value)}`" for value in (own, *others)]
+                rows.append([f"{method} on {data}: `{key.path}`", key.meaning.replace("``", "`"), *cells])
     return rows
 
 
-def _cell(run: dict[str, Any] | None, plain: dict[str, Any]) -> str:
-    if run is None:
-        return "-"
-    return f"{percent(run['avg'])} %" if run is plain else gain(run, plain)
+def _method_settings(method: str, data: str, preset: str) -> Any:
+    chosen = {"method": method, "data": data, "preset": preset, "backbone": {"weights": "random"}}
+    return resolve_config(chosen).method.settings
 
 
 TABLES: dict[str, Callable[[], Rows]] = {
     "optimizers": optimizers,
     "methods": methods,
     "datasets": datasets,
-    "gains": gains,
+    "choices": choices,
 }
 
 
 def rewritten(text: str) -> str:
-    """Return a document with its tables as registries and results have them now."""
-    return MARKED.sub(lambda match: f"{match[1]}{_markdown(TABLES[match[2]]())}{match[3]}", text)
+    """Return a document with its tables as registries and study have them now."""
+    return MARKED.sub(lambda match: f"{match[1]}{_content(match[2])}{match[3]}", text)
+
+
+def _content(name: str) -> str:
+    return STUDY.read_text(encoding="utf-8") if name == "study" else _markdown(TABLES[name]())
 
 
 def _markdown(rows: Rows) -> str:
     lines = [f"| {' | '.join(str(cell).replace('<', '&lt;') for cell in row)} |" for row in rows]
     return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]]) + "\n"
+
+
+def _link(name: str) -> str:
+    return f"[`{name}`]({name}.md)"
 
 
 def _backbones(families: Iterable[str]) -> str:
