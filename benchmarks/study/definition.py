@@ -198,15 +198,15 @@ _BLOCK_A: dict[str, Stream] = {
 _SCRATCH = {
     "preset": "cpu",
     "runtime": {"accelerator": "cpu", "threads": 1},
-    "data": {"name": "cifar100", "train_per_class": 100, "validation_per_class": 20, "test_per_class": 100},
+    "data": {"name": "cifar100", "train_per_class": 50, "validation_per_class": 10, "test_per_class": 100},
     "stream": {"scenario": "class", "initial": 2, "increment": 2, "max_tasks": 5},
     "backbone": {"name": "resnet8", "weights": "random", "image_size": 16, "inputs": "cifar"},
-    "train": {"epochs": 40, "batch_size": 32, "eval_batch_size": 256},
+    "train": {"epochs": 25, "batch_size": 16, "eval_batch_size": 256},
     "base": {"name": "sgd", "momentum": 0.9, "schedule": "cosine"},
 }
 _B_TITLE = (
-    "CIFAR-100 at 16 px, other 10 classes in each replicate, 100 images per class, 5 tasks of 2 classes; ResNet-8 from "
-    "scratch, 40 epochs with augmentation"
+    "CIFAR-100 at 16 px, other 10 classes in each replicate, 50 images per class, 5 tasks of 2 classes; ResNet-8 from "
+    "scratch, 25 epochs with augmentation"
 )
 _BLOCK_B: dict[str, Stream] = {
     name: Stream(
@@ -219,20 +219,21 @@ _BLOCK_B: dict[str, Stream] = {
     for name, title in (("icarl", "iCaRL"), ("memo", "MEMO"))
 }
 
-# At 112 px and 5 epochs this block would take 60 hours of one thread, at 64 px and 3 epochs less than a third of it.
+# With all 200 images per class at 112 px and 5 epochs this block would take 60 hours of one thread, at 64 px and 3
+# epochs 17; with 50 images per class it is about 6, which can be completed here.
 _FIRST_SESSION = {
     "preset": "cpu",
     "runtime": {"accelerator": "cpu", "threads": 1},
-    "data": {"name": "cifar100", "train_per_class": 200, "test_per_class": 10, "validation_per_class": 10},
+    "data": {"name": "cifar100", "train_per_class": 50, "test_per_class": 10, "validation_per_class": 10},
     "stream": {"scenario": "class", "initial": 10, "increment": 10},
     "backbone": {"name": "vit_tiny", "image_size": 64, "inputs": "timm"},
-    "train": {"epochs": 3, "batch_size": 16, "eval_batch_size": 64},
+    "train": {"epochs": 5, "batch_size": 16, "eval_batch_size": 64},
     "base": {"name": "sgd", "momentum": 0.9, "schedule": "cosine"},
 }
-_C_TITLE = "CIFAR-100 at 64 px, all 200 images per class, 10 tasks of 10 classes; ViT-Tiny"
+_C_TITLE = "CIFAR-100 at 64 px, other 50 of 200 images per class in each replicate, 10 tasks of 10 classes; ViT-Tiny"
 _BLOCK_C: dict[str, Stream] = {
     name: Stream(
-        f"{_C_TITLE}; {title}, 3 epochs in the first task",
+        f"{_C_TITLE}; {title}, 5 epochs in the first task",
         {**_FIRST_SESSION, "method": {"name": name}},
         rates=(0.01, 0.64),
         radii=(0.01, 0.4),
@@ -253,7 +254,7 @@ _BLOCK_P: dict[str, Stream] = {
         ("ease", f"{_P_TITLE}; EASE, 5 epochs", {"scenario": "class"}, ("table3", "EASE")),
         (
             "duct",
-            "PACS at 112 px, all 40 images per class and domain, 4 domains; ViT-Tiny; DUCT, 15 epochs",
+            "PACS at 64 px, all 40 images per class and domain, 4 domains; ViT-Tiny; DUCT, 15 epochs",
             {"scenario": "domain"},
             ("table9", "DomainNet"),
         ),
