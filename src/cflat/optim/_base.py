@@ -6,7 +6,6 @@ import weakref
 from abc import abstractmethod
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Literal
@@ -23,7 +22,6 @@ from cflat._errors import ClosureError
 from cflat._ranges import CountOrZero, Positive, check, checked
 from cflat.optim._callers import is_absent, reject_late_changes, reject_scaler, reject_skipped_micro_batches
 from cflat.optim._checkpoint import VERSION, load_memories, reject_foreign_state, reject_foreign_tensors
-from cflat.optim._guards import BufferGuard, RandomGuard
 from cflat.optim._memory import DirectionMemory
 from cflat.optim._passes import Direction, Evaluation, Passes
 from cflat.optim._schedules import Radius
@@ -65,11 +63,6 @@ class StepOptions:
     def __post_init__(self) -> None:
         if isinstance(self.process_group, str) and self.process_group != "auto":
             raise ValueError(f"process_group must be a ProcessGroup, 'auto' or None, got {self.process_group!r}.")
-
-
-def _gradients_enabled() -> AbstractContextManager[None]:
-    """Return a context for closures; usually gradients are enabled already, and torch's costs microseconds."""
-    return nullcontext() if torch.is_grad_enabled() else torch.enable_grad()
 
 
 class SharpnessAware(Wrapper):
@@ -121,8 +114,6 @@ class SharpnessAware(Wrapper):
         self._radius = rho
         self._memories: dict[str, DirectionMemory] = defaultdict(DirectionMemory)
         self._model = model
-        self._buffers = BufferGuard(model if self.options.guard_buffers else None)
-        self._random = RandomGuard(self.options.replay_rng)
         self._gradient_hooks: OrderedDict[int, Callable[[Evaluation], None]] = OrderedDict()
         self._in_flight: weakref.ref[Passes] | None = None
         self._noted: dict[str, Any] = {}  # by the step in flight, for the telemetry
@@ -231,12 +222,18 @@ class SharpnessAware(Wrapper):
         if replay is None:
             reject_skipped_micro_batches(self)
         result = None
-        with _gradients_enabled(), Passes(self, scaler, accumulated=replay is not None, is_loop=False) as passes:
-            for index in passes:
+        passes = Passes(self, scaler, accumulated=replay is not None, is_loop=False)
+        has_gradients = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(True)
+        try:
+            while (index := passes.advance()) is not None:
                 if replay is not None and passes.replays:
                     replay(index)
                 passes.loss = value = closure()
                 result = value if index == 0 else result
+        finally:
+            torch._C._set_grad_enabled(has_gradients)
+            passes.close()
         return result
 
     @staticmethod
@@ -362,7 +359,7 @@ class SharpnessAware(Wrapper):
     @property
     def guarded_module(self) -> nn.Module | None:
         """The module whose buffers extra evaluations leave alone, if there is one."""
-        return self._buffers.module
+        return self._model if self.options.guard_buffers else None
 
     # -- what `Passes` needs ------------------------------------------------------------------------------------
 

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from cflat.optim._base import SharpnessAware
 
 _MAX_FRAMES = 8  # torch and LR schedulers put at most four between Accelerate's step and ours
-_MARK = "_cflat_version"
 
 
 def is_absent(closure: Any) -> bool:
@@ -79,7 +78,7 @@ def mark_gradients(params: Iterable[Tensor]) -> None:
     for param in params:
         if param.grad is not None:
             gradient = _written(param.grad)
-            setattr(gradient, _MARK, gradient._version)
+            gradient._cflat_version = gradient._version  # type: ignore[attr-defined]
 
 
 def with_foreign_gradient(params: Iterable[Tensor]) -> list[Tensor]:
@@ -88,7 +87,7 @@ def with_foreign_gradient(params: Iterable[Tensor]) -> list[Tensor]:
     for param in params:
         if param.grad is not None:
             gradient = _written(param.grad)
-            if getattr(gradient, _MARK, None) != gradient._version:
+            if getattr(gradient, "_cflat_version", None) != gradient._version:
                 found.append(param)
     return found
 

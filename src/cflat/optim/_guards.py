@@ -1,17 +1,16 @@
 """What a second evaluation of the same batch must not disturb: module buffers and random numbers.
 
-Both guards know two moments of a step: before its first evaluation, to which `undo` returns when the step is given
-up, and after it, to which `release` returns when extra evaluations have followed.
+Both guards know two moments of a step: before its first evaluation, to which `undo` returns when the step is rolled
+back, and after it, to which `release` returns when extra evaluations have followed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
-
-from cflat.optim._vectors import clone_all
 
 _CPU = torch.device("cpu")
 
@@ -26,38 +25,30 @@ class BufferGuard:
 
     def __init__(self, module: nn.Module | None) -> None:
         self.module = module
-        self._before = _Snapshot()
-        self._after = _Snapshot()
-        self._is_holding = False
+        self._before: _Snapshot | None = None
+        self._after: _Snapshot | None = None
 
     def start(self) -> None:
         """Remember all buffers before the first evaluation."""
-        self._is_holding = False
-        if self.module is not None:
-            self._before.take(self.module)
+        self._before = self._after = None  # an interrupt while copying must not leave an earlier moment
+        self._before = _snapshot(self.module)
 
     def hold(self) -> None:
         """Remember all buffers as the first evaluation left them; does nothing when they are held already."""
-        if self.module is not None and not self._is_holding:
-            self._after.take(self.module)
-            self._is_holding = True
+        if self._after is None:
+            self._after = _snapshot(self.module)
 
     def release(self) -> None:
         """Put back what the first evaluation left."""
-        if self._is_holding:
+        if self._after is not None:
             self._after.put_back()
-        self._is_holding = False
+        self._after = None
 
     def undo(self) -> None:
         """Put back what was there before the step."""
-        self._before.put_back()
-        self._is_holding = False
-
-    def __getstate__(self) -> dict[str, object]:
-        return {"module": self.module}
-
-    def __setstate__(self, state: dict[str, nn.Module | None]) -> None:
-        self.__init__(state["module"])  # type: ignore[misc]
+        if self._before is not None:
+            self._before.put_back()
+        self._after = None
 
 
 class RandomGuard:
@@ -69,70 +60,45 @@ class RandomGuard:
 
     def __init__(self, is_enabled: bool) -> None:
         self.is_enabled = is_enabled
-        self._devices: list[torch.device] = []
-        self._before: list[Tensor] = []
-        self._after: list[Tensor] = []
+        self._before: _States = {}
+        self._after: _States = {}
 
     def start(self, devices: Iterable[torch.device]) -> None:
         """Remember the generators before the first evaluation."""
-        self._before = []
-        if self.is_enabled:
-            self._devices = [_CPU, *{device for device in devices if device.type not in ("cpu", "meta")}]
-            self._before, self._after = _random_states(self._devices), []
+        self._after = {}
+        self._before = _random_states([_CPU, *devices]) if self.is_enabled else {}
 
     def replay(self) -> None:
         """Rewind the generators for a further evaluation."""
-        if self._before:
-            self._after = self._after or _random_states(self._devices)
-            _set_random_states(self._devices, self._before)
+        self._after = self._after or _random_states(self._before)
+        _set_random_states(self._before)
 
     def release(self) -> None:
         """Put the generators where the first evaluation left them; `undo` still leads back to before it."""
-        if self._before and self._after:
-            _set_random_states(self._devices, self._after)
+        _set_random_states(self._after)
 
     def undo(self) -> None:
         """Put the generators where they were before the step."""
-        if self._before:
-            _set_random_states(self._devices, self._before)
-        self._before, self._after = [], []
+        _set_random_states(self._before)
+        self._before = self._after = {}
 
 
 class _Snapshot:
-    """Copies of all buffers of a module and where they belong; the copies' storage is reused from step to step."""
+    """Copies of all buffers of a module and where they belong."""
 
-    def __init__(self) -> None:
-        self._slots: list[tuple[nn.Module, str, Tensor | None]] = []
-        self._buffers: list[Tensor] = []
-        self._copies: list[Tensor] = []
-        self._special: list[tuple[Tensor, Tensor]] = []
-
-    def take(self, module: nn.Module) -> None:
-        self._slots, self._buffers, self._special = (
-            [],
-            [],
-            [],
-        )  # an interrupt in here must not mix this moment with an earlier one
-        owners = _buffer_owners(module)
-        if not owners:
-            return
-        slots = [(owner, *item) for owner in owners for item in owner._buffers.items()]
+    def __init__(self, slots: list[tuple[nn.Module, str, Tensor | None]]) -> None:
+        self._slots = slots
         present = [buffer for _, _, buffer in slots if buffer is not None]
-        buffers = [buffer for buffer in present if _is_ordinary(buffer)]
-        if not _can_hold(self._copies, buffers):
-            self._copies = clone_all(buffers)
-        elif buffers:
-            torch._foreach_copy_(self._copies, buffers)
-        if len(buffers) < len(present):
-            others = [buffer for buffer in present if not _is_ordinary(buffer) and not _overlaps(buffer)]
-            self._special = [(buffer, buffer.clone()) for buffer in others]
-        self._slots, self._buffers = slots, buffers
+        self._buffers = [buffer for buffer in present if _is_ordinary(buffer)]
+        self._copies = [torch.empty_like(buffer) for buffer in self._buffers]
+        if self._buffers:
+            torch._foreach_copy_(self._copies, self._buffers)
+        others = [buffer for buffer in present if not _is_ordinary(buffer) and not _overlaps(buffer)]
+        self._special = [(buffer, buffer.clone()) for buffer in others]
 
     def put_back(self) -> None:
-        if not self._slots:
-            return
         for owner, name, buffer in self._slots:
-            if _buffer_of(owner, name) is not buffer:
+            if _buffers_of(owner).get(name) is not buffer:
                 setattr(owner, name, buffer)
         if self._buffers:
             torch._foreach_copy_(self._buffers, self._copies)
@@ -140,6 +106,28 @@ class _Snapshot:
             with torch.inference_mode():  # the only mode in which tensors that were made in it may be written
                 for buffer, copy in self._special:
                     buffer.copy_(copy)
+
+
+def _snapshot(module: nn.Module | None) -> _Snapshot | None:
+    """Copy the buffers; ``modules()`` would also make up names, which takes as long as copying."""
+    if module is None:
+        return None
+    slots, seen, pending = [], {module}, [module]
+    while pending:
+        owner = pending.pop()
+        if owner._buffers:
+            slots += [(owner, name, buffer) for name, buffer in _buffers_of(owner).items()]
+        for child in owner._modules.values():
+            if child is not None and child not in seen:
+                seen.add(child)
+                pending.append(child)
+    return _Snapshot(slots)
+
+
+def _buffers_of(owner: nn.Module) -> dict[str, Tensor | None]:
+    """Return its buffers by name; a scripted module has an object in place of the dictionary."""
+    buffers = owner._buffers
+    return buffers if isinstance(buffers, dict) else dict(buffers.items())
 
 
 def _is_ordinary(buffer: Tensor) -> bool:
@@ -152,42 +140,21 @@ def _overlaps(buffer: Tensor) -> bool:
     return not buffer.is_nested and torch._debug_has_internal_overlap(buffer) == 1
 
 
-def _buffer_of(owner: nn.Module, name: str) -> Tensor | None:
-    buffers = owner._buffers
-    return buffers.get(name) if isinstance(buffers, dict) else getattr(owner, name)  # of a scripted module
+_States: TypeAlias = dict[torch.device, Tensor]
 
 
-def _buffer_owners(module: nn.Module) -> list[nn.Module]:
-    """Return the modules that have buffers; ``modules()`` also makes up names, which is felt in every step."""
-    owners, seen, pending = [], {module}, [module]
-    while pending:
-        present = pending.pop()
-        if present._buffers:
-            owners.append(present)
-        for child in present._modules.values():
-            if child is not None and child not in seen:
-                seen.add(child)
-                pending.append(child)
-    return owners
-
-
-def _can_hold(copies: list[Tensor], buffers: list[Tensor]) -> bool:
-    return len(copies) == len(buffers) and all(
-        a.shape == b.shape and a.dtype == b.dtype and a.device == b.device for a, b in zip(copies, buffers, strict=True)
-    )
-
-
-def _random_states(devices: list[torch.device]) -> list[Tensor]:
-    return [
-        torch.default_generator.get_state()
+def _random_states(devices: Iterable[torch.device]) -> _States:
+    return {
+        device: torch.default_generator.get_state()
         if device.type == "cpu"
         else torch.get_device_module(device).get_rng_state(device)
         for device in devices
-    ]
+        if device.type != "meta"
+    }
 
 
-def _set_random_states(devices: list[torch.device], states: list[Tensor]) -> None:
-    for device, state in zip(devices, states, strict=True):
+def _set_random_states(states: _States) -> None:
+    for device, state in states.items():
         if device.type == "cpu":
             torch.default_generator.set_state(state)
         else:
