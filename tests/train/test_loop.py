@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
+from cflat.data.loader import seed_sequence
 from cflat.methods import get_method_spec
 from cflat.methods.finetune import Finetune
 from cflat.nn.backbone import create_backbone
@@ -112,3 +114,39 @@ def test_observers_find_their_state_by_name() -> None:
     again = [Count(), Count()]
     Observers(again).load(saved)
     assert [one.number for one in again] == [1, 10]
+
+
+class Meddler(Observer):
+    """Leave the network in the wrong modes after every step, and record those that the next one finds."""
+
+    def __init__(self, method) -> None:
+        self.method = method
+        self.found: list[list[bool]] = []
+
+    def on_step_start(self, epoch, objective, batch) -> None:
+        self.found.append([module.training for module in self.method.network.modules()])
+
+    def on_step(self, event) -> None:
+        self.method.train(mode=event.step % 2 == 0)
+
+
+def test_every_step_trains_in_the_modes_of_its_phase() -> None:
+    stream = tiny_stream()
+    method = tiny_method("finetune", stream)
+    for parameter in method.network.backbone.model.layer1.parameters():
+        parameter.requires_grad_(False)
+    meddler = Meddler(method)
+    run(method, stream, meddler, anytime_every=16)
+    method.eval()
+    method.set_train_mode()
+    modes = [module.training for module in method.network.modules()]
+    assert False in modes  # BatchNorm of the frozen layer must keep its statistics
+    assert True in modes
+    assert all(found == modes for found in meddler.found)
+
+
+@pytest.mark.parametrize("key", [(0,), (7, 2, 0, 0, 3), (2**32 - 1, 0), (2**32, 0, 5), (2**70, 1)])
+def test_keys_seed_as_numpy_has_it(key: tuple[int, ...]) -> None:
+    """Every run on disk depends on these numbers."""
+    words = seed_sequence(key).generate_state(4)
+    assert (words == np.random.SeedSequence(key).generate_state(4)).all()

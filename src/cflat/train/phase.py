@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from cflat.data import Batch, BatchLoader, Task
 from cflat.methods import Method, Phase
@@ -43,8 +43,21 @@ class ActivePhase:
         """Arithmetic of one preparation and of one evaluation; None until the first batch was inspected."""
         self._is_restored = False
         self._prepared: Batch | None = None
+        self._modes: list[tuple[nn.Module, bool]] = []
         if self._overrides("before_update"):
             self.optimizer.base.register_step_pre_hook(self._edit_update)
+
+    def set_train_mode(self) -> None:
+        """Switch the network to the modes that the method trains it in."""
+        method = self.objective.method
+        if not self._modes or self._overrides("set_train_mode"):
+            method.set_train_mode()
+            self._modes = [(module, module.training) for module in method.network.modules()]
+        # Finding out what is frozen walks all parameters: a tenth of a small step. Within a phase it does not change,
+        # but whoever evaluates between two steps leaves the network in evaluation mode.
+        for module, mode in self._modes:
+            if module.training is not mode:
+                module.training = mode
 
     def with_replay(self, batch: Batch, epoch: int, step: int) -> Batch:
         """Return the batch with the stored images that the method wants beside it."""
@@ -99,7 +112,7 @@ class ActivePhase:
         method.eval()  # the counts are the same, and running statistics stay as they are
         counts = [count_flops(lambda: objective.prepare(batch)), count_flops(objective.closure(batch))]
         method.network.zero_grad()
-        method.set_train_mode()
+        self.set_train_mode()
         # A filler repeats the image of another rank, whose work is counted there.
         own = torch.tensor([0.0, 0.0] if batch.is_filler else counts, dtype=torch.float64)
         per_step, per_evaluation = objective.runtime.sum_over_ranks(own).tolist()

@@ -259,7 +259,7 @@ class Trainer:
     def train_step(self, active: ActivePhase, batch: Batch) -> None:
         """Make one step of the optimizer, with as many evaluations of the batch as it asks for."""
         at, objective = self.position, active.objective
-        self.method.set_train_mode()
+        active.set_train_mode()
         batch = active.with_replay(batch, at.epoch, at.step)
         if active.flops is None:
             self._seed_step()
@@ -301,7 +301,7 @@ class Trainer:
     def _use_average(self, active: ActivePhase, average: WeightAverage) -> None:
         """Replace the trained weights by their average, and the statistics of BatchNorm by those of the average."""
         average.replace_weights()
-        self.method.set_train_mode()
+        active.set_train_mode()
         at, objective = self.position, active.objective
         with self.meter.training(), fresh_batchnorm(self.method.network) as has_statistics:
             if has_statistics:
