@@ -63,7 +63,7 @@ class TaskPlan:
 
 @dataclass(frozen=True)
 class RunPlan:
-    """The tasks of a run, as far as they are known without building the network."""
+    """The tasks of a run, counted without building the network."""
 
     tasks: tuple[TaskPlan, ...]
     evaluations: str
@@ -186,7 +186,7 @@ def estimate(config: RunConfig) -> Estimate:
     parts.stream.fingerprint()
     start_seconds = clock() - started
     num_tasks = parts.stream.num_tasks
-    # Teachers exist from the second task on, and tests grow with every task: the first alone says too little.
+    # Teachers exist from the second task on, and tests grow with every task: the first alone is not enough.
     measured = {0, min(1, num_tasks - 1), num_tasks - 1}
     tasks: list[TaskCost] = []
     rates: dict[int, dict[str, float]] = {}
@@ -343,7 +343,7 @@ def _seconds(function: Callable[[], object]) -> float:
 
 
 def expected_evaluations(choice: OptimizerChoice, steps: int, task: int, num_tasks: int) -> float:
-    """Return the evaluations per step that an optimizer takes by its rules, over so many steps of a task.
+    """Return the evaluations per step that an optimizer takes by its rules over the steps of a task.
 
     It steps through a small regression: schedules and coins fall as in the real run, and rules that look at gradients
     see noisy ones.
