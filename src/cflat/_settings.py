@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 LARGEST = 2**31 - 1
-"""No count or seed is larger; keeps a slip of the finger from asking for more than any machine holds."""
+"""Upper bound of counts and seeds: a typing error must not ask for more than any machine holds."""
 
 NEUTRAL = "neutral"
 """Metadata of a field that does not change the result, ``threads: Annotated[Count, NEUTRAL] = 1``.
@@ -49,7 +49,9 @@ CountOrZero = Annotated[_ranges.CountOrZero, Field(le=LARGEST)]
 Pixels = Annotated[int, _ranges.Range(at_least=4, at_most=8192, integer=True)]
 Measured = Annotated[float, AllowInfNan(True), BeforeValidator(lambda value: math.nan if value is None else value)]
 """A result that may be NaN; JSON holds null then."""
-Flag = Annotated[bool, Strict()]
+Flag = Annotated[bool, Strict(), BeforeValidator(lambda value: _WORDS.get(str(value).lower(), value))]
+_WORDS = {"yes": True, "on": True, "no": False, "off": False}
+"""Text in YAML 1.2; booleans where a key accepts nothing else."""
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)

@@ -1,6 +1,8 @@
-"""What single values cannot tell: which parts of a configuration go together."""
+"""Checks across sections: which parts of a configuration go together."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from cflat._errors import ConfigError
 from cflat._registry import require_known, suggest
@@ -12,34 +14,31 @@ from cflat.methods import get_method_spec, list_methods
 from cflat.nn.backbone import Family, get_backbone_spec, list_backbones
 from cflat.train.settings import BaseSettings, RuntimeSettings, TrainSettings, has_weight_decay
 
+if TYPE_CHECKING:
+    from cflat.config.run_config import RunConfig
+
 ACCELERATORS = ("auto", "cpu", "cuda", "mps")
 STRATEGIES = ("auto", "ddp", "ddp_find_unused_parameters_true", "fsdp")
 VECTOR_BACKBONES = ("mlp", "identity")
 
 
-def check_together(
-    method: Choice,
-    stream: StreamSettings,
-    data: DataSettings,
-    backbone: BackboneSettings,
-    base: BaseSettings,
-    runtime: RuntimeSettings,
-    train: TrainSettings,
-) -> None:
+def check_together(config: RunConfig) -> None:
     """Reject parts that do not go together."""
+    method, data, stream, backbone = config.method, config.data, config.stream, config.backbone
     spec = dataset_spec(data.name)
     _check_backbone(method, backbone)
     _check_vectors(backbone, spec)
     _check_stream(method, stream, spec)
-    _check_online(method, stream, train, base)
+    _check_online(method, stream, config.train, config.base)
     _check_images(method, data, spec)
-    _check_base(base)
-    _check_runtime(runtime)
-    _check_shards(method, backbone, runtime)
+    _check_base(config.base)
+    _check_runtime(config.runtime)
+    if config.runtime.strategy == "fsdp":
+        _check_shards(method, backbone)
 
 
 def backbone_family(name: str) -> Family | None:
-    """Return the family of a backbone by its name, or None if only building it would tell."""
+    """Return the family of a backbone by its name, or None if it must be built to find out."""
     spec = get_backbone_spec(name)
     return None if spec is None else spec.family
 
@@ -89,6 +88,7 @@ def _check_stream(method: Choice, stream: StreamSettings, spec: DatasetSpec) -> 
             f"method {method.name!r} runs on {', '.join(scenarios)} streams; set stream.scenario to one of them, "
             f"got {stream.scenario!r}."
         )
+    # What lies at a path may have domains; that is known when it is read.
     has_domains = bool(spec.domains) or spec.name in ("npz", "domains", "features")
     if stream.scenario == "domain" and not has_domains:
         raise ConfigError(f"stream.scenario 'domain' needs a dataset with domains; {spec.name!r} has none.")
@@ -97,7 +97,7 @@ def _check_stream(method: Choice, stream: StreamSettings, spec: DatasetSpec) -> 
     if stream.scenario != "domain" and (stream.labels != "shared" or stream.domain_order is not None):
         raise ConfigError("stream.labels and stream.domain_order are for domain streams; set stream.scenario=domain.")
     order = stream.domain_order
-    if order is not None and len(set(order)) < max(1, len(order)):
+    if order is not None and len(set(order)) < max(1, len(order)):  # an empty list is rejected as well
         raise ConfigError(f"stream.domain_order must name domains once each, got {list(order)}.")
     if spec.num_classes is not None and (stream.initial or 0) > spec.num_classes:
         raise ConfigError(
@@ -106,8 +106,10 @@ def _check_stream(method: Choice, stream: StreamSettings, spec: DatasetSpec) -> 
 
 
 def _check_online(method: Choice, stream: StreamSettings, train: TrainSettings, base: BaseSettings) -> None:
+    if not stream.online and train.anytime_every is None:
+        return
     able = [name for name in list_methods() if get_method_spec(name).is_online]
-    if (stream.online or train.anytime_every is not None) and method.name not in able:
+    if method.name not in able:
         key = "stream.online" if stream.online else "train.anytime_every"
         raise ConfigError(
             f"{key} needs a method that sees every batch once and can answer at any time; {method.name!r} passes over "
@@ -115,7 +117,7 @@ def _check_online(method: Choice, stream: StreamSettings, train: TrainSettings, 
         )
     if stream.online and (train.epochs, train.first_epochs) not in ((1, None), (1, 1)):
         raise ConfigError("stream.online sees every batch once; leave train.epochs and train.first_epochs out.")
-    if (stream.online or train.anytime_every is not None) and base.ema is not None:
+    if base.ema is not None:
         raise ConfigError(
             "base.ema averages the weights when a task ends, and BatchNorm then needs its images once more: it cannot "
             "answer at any time or see every batch once. Leave base.ema out, or stream.online and train.anytime_every."
@@ -159,9 +161,7 @@ def _check_runtime(runtime: RuntimeSettings) -> None:
         raise ConfigError("runtime.accelerator 'mps' has one device; set runtime.devices=1.")
 
 
-def _check_shards(method: Choice, backbone: BackboneSettings, runtime: RuntimeSettings) -> None:
-    if runtime.strategy != "fsdp":
-        return
+def _check_shards(method: Choice, backbone: BackboneSettings) -> None:
     if not get_method_spec(method.name).is_shardable:
         able = [name for name in list_methods() if get_method_spec(name).is_shardable]
         raise ConfigError(

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 import json
-import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -17,8 +15,8 @@ from cflat._registry import suggest
 from cflat.config.choices import base_config, optimizer_config
 from cflat.config.run_config import SECTIONS
 from cflat.methods import get_method_spec, list_methods
-from cflat.optim import get_optimizer_spec, list_optimizers
-from cflat.train.settings import base_class, list_bases
+from cflat.optim import list_optimizers
+from cflat.train.settings import list_bases
 
 
 @dataclass(frozen=True)
@@ -51,9 +49,9 @@ def describe_keys(of: str | None = None) -> list[Key]:
     if name in methods:
         return list(keys_of_settings("method", get_method_spec(name).config))
     if name in optimizers:
-        return list(_of_keywords("optimizer", optimizer_config(name), get_optimizer_spec(name).cls))
+        return list(keys_of_settings("optimizer", optimizer_config(name)))
     if name in bases:
-        return list(_of_keywords("base", base_config(name), base_class(name)))
+        return list(keys_of_settings("base", base_config(name)))
     raise ConfigError(f"No method or optimizer is called {of!r}.{suggest(name, methods + optimizers + bases)}")
 
 
@@ -76,29 +74,6 @@ def keys_of_settings(section: str, cls: type[Any]) -> Iterator[Key]:
         meaning = " ".join(meanings.get(name, "").split())
         default = list(info.default) if isinstance(info.default, tuple) else info.default
         yield Key(f"{section}.{name}", _type_name(info.annotation), default, meaning)
-
-
-def _of_keywords(section: str, config: type[Any], cls: type[Any]) -> Iterator[Key]:
-    """Yield the keywords of a class, which its docstring explains."""
-    meanings = _argument_docstrings(inspect.getdoc(cls) or "")
-    for key in keys_of_settings(section, config):
-        meaning = meanings.get(key.path.removeprefix(f"{section}."), key.meaning).strip()
-        yield replace(key, meaning=re.sub(r"\s*\(default: .*?\)", "", meaning))  # torch's, which need not be ours
-
-
-def _argument_docstrings(text: str) -> dict[str, str]:
-    """Return the entries of the ``Args:`` section of a Google docstring."""
-    found: dict[str, str] = {}
-    name = ""
-    for line in text.partition("Args:\n")[2].splitlines():
-        if not line.startswith("    "):
-            break
-        if line.startswith("     "):
-            found[name] += " " + line.strip()
-        elif entry := re.match(r"(\w+)(?: \(.*?\))? ?:\s*(.*)", line.strip()):  # torch writes the type after the name
-            name = entry[1]
-            found[name] = entry[2]
-    return found
 
 
 def _type_name(hint: Any) -> str:

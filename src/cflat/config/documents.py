@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
 import yaml
-from yaml.nodes import MappingNode, Node, SequenceNode
+from yaml.nodes import Node, ScalarNode
 
 from cflat._errors import ConfigError
 from cflat._files import read_text
@@ -28,14 +28,14 @@ MAX_DIGITS = 1000
 """Of a whole number."""
 
 _TAG = "tag:yaml.org,2002:"
-_SCALARS: tuple[tuple[str, str, str], ...] = (
-    ("null", r"~|null|Null|NULL|", "~nN"),
-    ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
-    ("int", r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", "-+0123456789"),
-    ("float", r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", "-+.0123456789"),
-    ("float", r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", "-+."),
+_SCALARS: tuple[tuple[str, str, Sequence[str]], ...] = (
+    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+    ("int", r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", list("-+0123456789")),
+    ("float", r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", list("-+.0123456789")),
+    ("float", r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", list("-+.")),
 )
-"""Tag, what a plain scalar must look like as a whole, and the characters that it can start with."""
+"""Tag, pattern of the whole plain scalar, and the characters that it can start with (none, if it can be empty)."""
 
 
 def read_document(path: str | Path) -> Layer:
@@ -145,12 +145,9 @@ def _one_line(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-# -- YAML 1.2 (core schema) in bounded time and memory ---------------------------------------------------------------
-#
-# PyYAML reads YAML 1.1, in which ``1:2:3`` is 3723, ``on`` is true, ``010`` is 8 and ``1e-3`` is text. Here a plain
-# scalar is a number only if it looks like one, and true and false are the only truth values. Documents are trees: an
-# alias stands for a copy, so that aliases of aliases can mean far more than they hold; they are counted before they are
-# built.
+# YAML 1.2 (core schema) in bounded time and memory. PyYAML reads YAML 1.1, in which ``1:2:3`` is 3723, ``on`` is true,
+# ``010`` is 8 and ``1e-3`` is text. Documents are trees: an alias stands for a copy. Aliases of aliases can mean far
+# more than they hold, so values are counted before they are built.
 
 
 def load_yaml(text: str) -> Any:
@@ -172,28 +169,57 @@ def dump_yaml(values: Mapping[str, Any]) -> str:
     return yaml.dump(dict(values), Dumper=_Dumper, sort_keys=False, default_flow_style=False, allow_unicode=True)
 
 
+def _int(loader: yaml.SafeLoader, node: ScalarNode) -> int:
+    text = str(loader.construct_scalar(node))
+    if len(text) > MAX_DIGITS:
+        raise ValueError(f"a number of more than {MAX_DIGITS:,} digits")  # Python could not even print it
+    base = {"0o": 8, "0x": 16}.get(text[:2], 10)
+    return int(text if base == 10 else text[2:], base)
+
+
+def _float(loader: yaml.SafeLoader, node: ScalarNode) -> float:
+    return float(str(loader.construct_scalar(node)).lower().replace(".inf", "inf").replace(".nan", "nan"))
+
+
+def _bool(loader: yaml.SafeLoader, node: ScalarNode) -> bool:
+    return ["false", "true"].index(str(loader.construct_scalar(node)).lower()) == 1  # a ValueError for others
+
+
 class _Loader(yaml.SafeLoader):
     """Plain values only: no dates, sets or bytes."""
 
     yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}  # type: ignore[misc]
-    yaml_constructors: ClassVar[dict[str | None, Any]] = {}
+    yaml_constructors: ClassVar[dict[str | None, Any]] = {
+        None: yaml.SafeLoader.construct_undefined,
+        f"{_TAG}null": yaml.SafeLoader.construct_yaml_null,
+        f"{_TAG}bool": _bool,
+        f"{_TAG}int": _int,
+        f"{_TAG}float": _float,
+        f"{_TAG}str": yaml.SafeLoader.construct_yaml_str,
+        f"{_TAG}seq": yaml.SafeLoader.construct_yaml_seq,
+        f"{_TAG}map": yaml.SafeLoader.construct_yaml_map,
+    }
 
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
-        self.num_nodes = 0
+        self.num_values = 0
+        self.sizes: dict[int, int] = {}
+        """Values that each finished node stands for."""
 
     def compose_node(self, parent: Node | None, index: Any) -> Node | None:
-        """Stop a long document early: building its nodes is what takes time."""
-        self.num_nodes += 1
-        if self.num_nodes > MAX_VALUES:
-            raise _too_many()
-        return super().compose_node(parent, index)
-
-    def get_single_node(self) -> Node | None:
-        """Return the document, if what it stands for is finite and not too much."""
-        node = super().get_single_node()
-        if node is not None and _num_values(node, {}) > MAX_VALUES:
-            raise _too_many()
+        """Count the values as they are read; an alias counts as often as it is used."""
+        before, is_alias = self.num_values, self.check_event(yaml.AliasEvent)
+        self.num_values += 1
+        node = super().compose_node(parent, index)
+        if is_alias and id(node) not in self.sizes:
+            raise yaml.YAMLError("it contains itself: an alias stands inside of what it names")
+        if is_alias:
+            self.num_values += self.sizes[id(node)] - 1
+        if self.num_values > MAX_VALUES:
+            raise yaml.YAMLError(
+                f"it holds more than {MAX_VALUES:,} values, those behind aliases counted as often as used"
+            )
+        self.sizes[id(node)] = self.num_values - before
         return node
 
 
@@ -206,48 +232,6 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
-def _num_values(node: Node, known: dict[int, int]) -> int:
-    """Return how many keys and values a node stands for; ``known`` has those that are counted, 0 for open ones."""
-    if id(node) in known:
-        if not known[id(node)]:
-            raise yaml.YAMLError("it contains itself: an alias stands inside of what it names")
-        return known[id(node)]
-    known[id(node)] = 0
-    children = node.value if isinstance(node, SequenceNode) else ()
-    if isinstance(node, MappingNode):
-        children = [child for pair in node.value for child in pair]
-    known[id(node)] = 1 + sum(_num_values(child, known) for child in children)
-    return known[id(node)]
-
-
-def _too_many() -> yaml.YAMLError:
-    return yaml.YAMLError(f"it holds more than {MAX_VALUES:,} values, those behind aliases counted as often as used")
-
-
-def _number(text: str) -> int:
-    if len(text) > MAX_DIGITS:
-        raise ValueError(f"a number of more than {MAX_DIGITS:,} digits")  # Python could not even print it
-    base = {"0o": 8, "0x": 16}.get(text[:2], 10)
-    return int(text[2:], base) if base != 10 else int(text)
-
-
-def _truth(text: str) -> bool:
-    return ["false", "true"].index(text.lower()) == 1  # a ValueError for others
-
-
-def _real(text: str) -> float:
-    return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
-
-
-_VALUES = {"null": lambda text: None, "bool": _truth, "int": _number, "float": _real}
 for _name, _pattern, _starts in _SCALARS:
     for _class in (_Loader, _Dumper):
-        _class.add_implicit_resolver(
-            f"{_TAG}{_name}", re.compile(f"^(?:{_pattern})$"), [*_starts, *([""] if _name == "null" else [])]
-        )
-_constructors: Any = _Loader  # the stubs know constructors of the class that is extended, but not of its base
-for _name, _read in _VALUES.items():
-    _constructors.add_constructor(f"{_TAG}{_name}", lambda self, node, read=_read: read(self.construct_scalar(node)))
-for _name in ("str", "seq", "map"):
-    _constructors.add_constructor(f"{_TAG}{_name}", getattr(yaml.SafeLoader, f"construct_yaml_{_name}"))
-_constructors.add_constructor(None, yaml.SafeLoader.construct_undefined)
+        _class.add_implicit_resolver(f"{_TAG}{_name}", re.compile(f"^(?:{_pattern})$"), _starts)

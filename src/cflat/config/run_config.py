@@ -128,8 +128,7 @@ def parse_config(values: Mapping[str, Any], *, is_past: bool = False) -> RunConf
     }
     config: RunConfig = parse_section(RunConfig, {**given, **parsed}, "")
     if not is_past:
-        parts = (config.method, config.stream, config.data, config.backbone, config.base, config.runtime, config.train)
-        check_together(*parts)
+        check_together(config)
     return config
 
 

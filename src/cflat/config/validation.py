@@ -1,4 +1,4 @@
-"""Turn plain values into settings, or say what is wrong with them in our words."""
+"""Turn plain values into settings; errors are worded as everywhere else: path, rule, value."""
 
 from __future__ import annotations
 
@@ -26,9 +26,6 @@ WORDS = {
     "a valid tuple": "a list",
 }
 """Pydantic's rules in our words."""
-
-TRUTHS = {"yes": True, "on": True, "no": False, "off": False}
-"""Text in YAML 1.2; truth values where a key accepts nothing else."""
 
 _adapter = cache(TypeAdapter)
 _repr = reprlib.Repr()
@@ -76,9 +73,8 @@ def _hints(cls: type[Any]) -> dict[str, Any]:
 
 
 def _nested(value: Any, hint: Any, path: str) -> Any:
-    """Read a mapping as the settings that a key accepts, or a list of them, and words for yes and no as such."""
-    if isinstance(value, str) and (hint is bool or bool in get_args(hint)):
-        return TRUTHS.get(value.lower(), value)
+    """Read a mapping as the settings that a key accepts, or a list of them."""
+    # Pydantic could do it, but would not suggest a name for an unknown key.
     kinds = [kind for kind in (hint, *get_args(hint)) if isinstance(kind, type) and is_dataclass(kind)]
     if kinds and isinstance(value, Mapping):
         return parse_section(kinds[0], value, path)
@@ -88,17 +84,14 @@ def _nested(value: Any, hint: Any, path: str) -> Any:
 
 
 def _explain(error: ValidationError, prefix: str) -> str:
-    """Word the first of pydantic's complaints as we do: path, rule, value."""
+    """Return the first of pydantic's errors in our words."""
     first = error.errors(include_url=False)[0]
     if first["type"] == "value_error":  # a check in the settings themselves; its message starts with a field's name
         return f"{prefix}{first['ctx']['error']}"
     if first["type"] == "missing":
         key, *inside = first["loc"]
-        return (
-            f"{prefix}{key} must have more values, got {quote(first['input'])}."
-            if inside
-            else f"{prefix}{key} is missing."
-        )
+        lack = f"must have more values, got {quote(first['input'])}" if inside else "is missing"
+        return f"{prefix}{key} {lack}."
     rule = re.split(", (?:got|unable) ", first["msg"].removeprefix("Input should be "))[0].rstrip(".")
     for theirs, ours in WORDS.items():
         rule = rule.replace(theirs, ours)

@@ -24,7 +24,7 @@ SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
 
 
 def describe_environment() -> dict[str, Any]:
-    """Return what somebody needs to know who wants the same numbers."""
+    """Return what is needed to reproduce the numbers of a run."""
     return {
         "cflat": cflat.__version__,
         "source": _source(),

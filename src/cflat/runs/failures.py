@@ -1,4 +1,4 @@
-"""Translate what can end a training and is no bug: one sentence, the key to change, and where the details are."""
+"""Translate errors that users can mend into one sentence: the key to change, and where the details are."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class TrainingDiverged(ConfigError):
 
 @contextmanager
 def translate_errors(config: RunConfig, method: Method, folder: Path | None) -> Iterator[None]:
-    """Turn what foreseeably ends a training into a `ConfigError`; the traceback goes to ``error.log`` in ``folder``."""
+    """Turn errors that users can mend into a `ConfigError`; the traceback goes to ``error.log`` in ``folder``."""
     try:
         yield
     except CFlatError:
@@ -49,7 +49,7 @@ def translate_errors(config: RunConfig, method: Method, folder: Path | None) -> 
 
 @contextmanager
 def report_lost_ranks(config: RunConfig) -> Iterator[None]:
-    """Raise `RankLost` if another rank has ended or stalled; what it died of is not known here."""
+    """Raise `RankLost` if another rank has ended or stalled; the reason is not known here."""
     try:
         yield
     except Exception as error:
@@ -105,6 +105,6 @@ def _has_diverged(error: Exception, method: Method) -> bool:
         return True
     if not isinstance(error, ValueError | RuntimeError):
         return False
-    # Libraries word it in many ways; the weights tell.
+    # Libraries word it in many ways, so the weights decide.
     values = [value for value in method.state_dict().values() if value.is_floating_point()]
     return "overflow" in str(error) or not all(bool(value.isfinite().all()) for value in values)

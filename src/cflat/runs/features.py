@@ -75,7 +75,7 @@ class Features:
 def features_config(chosen: Mapping[str, Any]) -> RunConfig:
     """Complete and check the sections ``data``, ``backbone`` and ``runtime`` that a user has chosen.
 
-    Inputs are normalised as the weights expect unless they say otherwise.
+    Inputs are normalised as the weights expect unless ``backbone.inputs`` is given.
     """
     for key in chosen:
         if key not in SECTIONS:
@@ -100,8 +100,8 @@ def make_features(
 ) -> Features:
     """Compute the features of all images of a dataset, or find them if that was done before.
 
-    The configuration says which images, network, weights and inputs, on which device; the rest is not looked at.
-    Without ``out`` the file is named after its origin, below ``features``. ``tell`` is told how many images are done.
+    The sections ``data``, ``backbone`` and ``runtime`` of the configuration decide, the rest is ignored. Without
+    ``out`` the file is named after its origin, below ``features``. ``tell`` is called with the images done and all.
     """
     check_devices(config.runtime)
     runtime = Runtime(config.runtime)

@@ -50,7 +50,7 @@ class FlatnessObserver(Observer):
                 module.training = mode
 
     def values(self) -> dict[str, float]:
-        """Return both numbers by name, as far as they are finite; empty if nothing was trained."""
+        """Return the finite ones of both numbers by name; empty if nothing was trained."""
         found = {} if self.found is None else asdict(self.found)
         return {name: value for name, value in found.items() if math.isfinite(value)}
 
@@ -59,5 +59,5 @@ class FlatnessObserver(Observer):
         return self.values()
 
     def load(self, state: dict[str, Any]) -> None:
-        """Take over what was measured before."""
+        """Restore what was measured before."""
         self.found = Flatness(**{"sharpness": math.nan, "eigenvalue": math.nan, **state}) if state else None

@@ -1,8 +1,8 @@
 """The run directory: what a run writes, and how it is read back.
 
 ``config.yaml``, ``stream.json`` and ``env.json`` are there from the start, ``metrics.jsonl`` grows line by line,
-``checkpoints/`` lets a run go on and its method answer, ``summary.json`` appears when it is done. Every file is written
-in one step, so that what is there is whole.
+``checkpoints/`` has what resume and `load_predictor` need, ``summary.json`` appears when the run is done. Every file is
+written in one step: what is there is whole.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class RunSummary:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], config: RunConfig) -> RunSummary:
-        """Take over what `to_dict` returned."""
+        """Return the summary that `to_dict` has written."""
         accuracy, validation = (
             {name: AccuracyMatrix.from_dict(counts) for name, counts in part.get("scores", {}).items()}
             for part in (values, values.get("validation", {}))
@@ -175,11 +175,11 @@ class RunFolder:
         self.metrics_file = path / "metrics.jsonl"
         """One line per epoch and per task."""
         self.checkpoints = path / "checkpoints"
-        """Folder of the states to go on from."""
+        """Folder of the states to resume from."""
         self.summary_file = path / "summary.json"
         """The result; absent until the run is done."""
         self.diverged_file = path / "diverged.json"
-        """What is said about a training that has diverged, where that counts as a result."""
+        """Why the training diverged, where that counts as a result."""
 
     @property
     def is_finished(self) -> bool:
@@ -228,9 +228,9 @@ class RunFolder:
             return RunSummary.from_dict(values, config)
 
     def _require_unedited(self, config: RunConfig) -> None:
-        """Do not show a result under settings that it does not have."""
+        """Reject a configuration that was edited after the run: its result has other settings."""
         begun: Any = None
-        with suppress(DataError):  # absent or broken, it says nothing
+        with suppress(DataError):  # without a record there is nothing to compare with
             begun = self.load_environment().get("identity")
         now = config.identity()
         for key in begun if isinstance(begun, dict) else ():
@@ -241,16 +241,14 @@ class RunFolder:
                 )
 
     def load_metrics(self) -> list[dict[str, Any]]:
-        """Read the records of epochs and tasks; a half-written last line, left by a kill, is passed over."""
+        """Read the records of epochs and tasks; a half-written last line, left by a kill, is ignored."""
         try:
             return [json.loads(line) for line in read_text(self.metrics_file).split("\n")[:-1]]
-        except (OSError, UnicodeDecodeError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise DataError(f"{str(self.metrics_file)!r} cannot be read: {error}.") from error
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"{str(self.metrics_file)!r} is broken: {error}.") from error
 
     def load_tasks(self) -> list[dict[str, Any]]:
-        """Read the records of the tasks that are learned; none if the run has not come to write any."""
+        """Read the records of the tasks that are learned; none if the run has not written any yet."""
         records = self.load_metrics() if self.metrics_file.is_file() else []
         return [record for record in records if record.get("event") == "task"]
 
@@ -267,8 +265,8 @@ class RunFolder:
 class MetricsLog(Observer):
     """Append one line per epoch and per task; a resumed run cuts off what its checkpoint does not know of.
 
-    The file stays open and is hashed as it grows: nobody else may write to it or change what it holds, and a checkpoint
-    that vouches for it is worth nothing beside another file. What no checkpoint vouches for is cut off at the start.
+    The file stays open and is hashed as it grows. A checkpoint holds its length and hash: a file that was changed
+    since is rejected, and lines after the last checkpoint are cut off at the start.
     """
 
     def __init__(self, path: Path) -> None:
@@ -289,12 +287,7 @@ class MetricsLog(Observer):
         """Cut the file back to where the run is."""
         try:
             self._file = file = os.fdopen(open_in_place(self.path), "r+b")
-            content = file.read(self._offset)
-            if len(content) < self._offset:
-                raise DataError(
-                    f"{str(self.path)!r} is shorter than its checkpoint says; restart the run from scratch."
-                )
-            self._digest.update(content)
+            self._digest.update(file.read(self._offset))
             if self._expected not in (None, self._digest.hexdigest()):
                 raise DataError(f"{str(self.path)!r} is not what this run has written; restart the run from scratch.")
             file.truncate(self._offset)
@@ -324,7 +317,7 @@ class MetricsLog(Observer):
         return {"offset": self._offset, "digest": self._digest.hexdigest(), "seconds": self.seconds}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Take over length, hash and time."""
+        """Restore length, hash and time."""
         self._offset, self._expected, self._seconds_before = state["offset"], state["digest"], state["seconds"]
         self._started = time.monotonic()
 
@@ -339,16 +332,21 @@ class MetricsLog(Observer):
             found = self.path.stat()
             if os.path.samestat(found, os.fstat(self._file.fileno())) and found.st_size == self._offset:
                 return self._file
-        raise DataError(f"{str(self.path)!r} was removed or changed by somebody else while the run wrote to it.")
+        raise DataError(f"{str(self.path)!r} was removed or changed by another process while the run wrote to it.")
 
 
 def require_writable(folder: Path) -> None:
-    """Write a file and remove it: what cannot be written is to be known before anything is computed."""
+    """Write a file and remove it, to fail before anything is computed."""
     try:
-        with TemporaryFile(dir=folder) as file:  # under a name of its own: others may be asking, too
+        with TemporaryFile(dir=folder) as file:  # under a name of its own: other processes may check, too
             file.write(b"\n")
     except OSError as error:
         raise DataError(f"The folder {str(folder)!r} cannot be written: {error.strerror}.") from error
+
+
+def has_content(folder: Path) -> bool:
+    """Whether a folder holds more than what a run leaves that was killed while it made its folder."""
+    return any(not entry.name.startswith(".") for entry in folder.iterdir())
 
 
 def find_runs(root: Path) -> Iterator[RunFolder]:

@@ -1,4 +1,4 @@
-"""A trained method answers: from a run directory or one exported file to the classes of new images."""
+"""Inference: load a trained method from a run directory or an exported file, and classify new images."""
 
 from __future__ import annotations
 
@@ -164,18 +164,19 @@ class Predictor:
 
     def _labels(self, task: int | None) -> range:
         """Return the labels to choose from."""
-        is_told = self.outline.scenario == "task"
-        if is_told and (task is None or not 0 <= task < self.num_tasks):
+        if self.outline.scenario != "task":
+            if task is not None:
+                raise ConfigError(
+                    f"A task is named in task-incremental runs only; this one is {self.outline.scenario}-"
+                    "incremental and chooses among all classes."
+                )
+            return range(len(self.class_names))
+        if task is None or not 0 <= task < self.num_tasks:
             raise ConfigError(
-                f"This run is task-incremental: say which of its {self.num_tasks} learned tasks the images belong to, "
-                f"from 0 to {self.num_tasks - 1}, with task (--task); got {task!r}."
+                f"This run is task-incremental: give the task that the images belong to with task (--task), "
+                f"one of its {self.num_tasks} learned tasks from 0 to {self.num_tasks - 1}; got {task!r}."
             )
-        if not is_told and task is not None:
-            raise ConfigError(
-                f"A task is named in task-incremental runs only; this one is {self.outline.scenario}-"
-                "incremental and chooses among all classes."
-            )
-        return self.outline.tasks[task][1] if is_told and task is not None else range(len(self.class_names))
+        return self.outline.tasks[task][1]
 
 
 def load_predictor(path: str | Path, *, device: str | torch.device | None = None) -> Predictor:
@@ -214,12 +215,11 @@ def _from_file(path: Path) -> tuple[RunConfig, Outline, int, dict[str, Any], dic
 def _from_run(folder: RunFolder) -> tuple[RunConfig, Outline, int, dict[str, Any], dict[str, Any]]:
     config, outline = folder.load_config(), folder.load_outline()
     state = CheckpointStore(folder.checkpoints).load()
-    go_on = f"Resume it: cflat run --resume {folder.path}"
-    if state is None:
-        raise DataError(f"The run in {str(folder.path)!r} has no checkpoint yet. {go_on}")
-    num_tasks = int(state["position"][0])
-    if num_tasks == 0 or state["is_grown"]:
-        raise DataError(f"The run in {str(folder.path)!r} was stopped within task {num_tasks + 1}. {go_on}")
+    num_tasks = 0 if state is None else int(state["position"][0])
+    # Within a task the network has grown for classes that it has not learned.
+    if state is None or num_tasks == 0 or state["is_grown"]:
+        lack = "has no checkpoint yet" if state is None else f"was stopped within task {num_tasks + 1}"
+        raise DataError(f"The run in {str(folder.path)!r} {lack}. Resume it: cflat run --resume {folder.path}")
     now = {**config.identity(), CLASSES: outline.fingerprint(), IMAGES: state["identity"].get(IMAGES)}
     changed = [key for key in {**now, **state["identity"]} if now.get(key) != state["identity"].get(key)]
     if changed:

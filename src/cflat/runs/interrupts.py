@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM as a question that the trainer asks after every step and between the batches of other passes."""
+"""SIGINT and SIGTERM as a flag that the trainer polls after every step and between the batches of other passes."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from types import FrameType
 
 
 class StopRequest:
-    """Remember the first SIGINT or SIGTERM instead of dying of it; a second one ends the process as usual.
+    """Remember the first SIGINT or SIGTERM; a second one ends the process as usual.
 
-    Under torchrun, which passes signals on that ranks may have got from the terminal already, further ones are ignored:
-    it ends those that take too long itself.
+    Under torchrun further ones are ignored: it passes on signals that the ranks may have received from the terminal
+    already, and ends ranks that take too long itself.
 
     Args:
-        tell: Called at the first signal, to let the user know that it was heard.
+        notify: Called at the first signal, to let the user know that it was received.
 
     >>> with StopRequest() as stop:
     ...     stop()
     False
     """
 
-    def __init__(self, tell: Callable[[], None] = lambda: None) -> None:
-        self.tell = tell
+    def __init__(self, notify: Callable[[], None] = lambda: None) -> None:
+        self.notify = notify
         self.signal: int | None = None
         self._previous: dict[int, object] = {}
 
@@ -34,7 +34,7 @@ class StopRequest:
 
     @property
     def exit_code(self) -> int:
-        """The code by which shells tell that a process ended on a signal."""
+        """The exit code of a process that a signal has ended."""
         return 128 + (self.signal or signal.SIGTERM)  # without one, another rank was asked to stop
 
     def __enter__(self) -> StopRequest:
@@ -50,9 +50,9 @@ class StopRequest:
         if self.signal is not None:
             return
         self.signal = number
-        if "TORCHELASTIC_RUN_ID" not in os.environ:
+        if "TORCHELASTIC_RUN_ID" not in os.environ:  # not under torchrun
             self._restore()
-        self.tell()
+        self.notify()
 
     def _restore(self) -> None:
         while self._previous:

@@ -26,7 +26,7 @@ class Job:
     config: RunConfig
     out: Path
     num_tasks: int | None = None
-    """Stop after so many tasks, to be resumed later; None trains on the whole stream."""
+    """Stop after this number of tasks, to be resumed later; None trains on the whole stream."""
     may_diverge: bool = False
     """Whether a training that diverges is a result, noted in its folder, and no error."""
 
@@ -88,7 +88,7 @@ def run_job(job: Job, observers: Sequence[Observer] = (), **how: Any) -> None:
 
 
 def require_one_process(job: Job) -> None:
-    """Reject a job that several processes would share: they start one command, which here is more than a run."""
+    """Reject a job for several processes: torchrun starts one command in each, which here is more than a run."""
     runtime = job.config.runtime
     if runtime.num_ranks > 1:
         raise ConfigError(
@@ -107,7 +107,7 @@ def run_jobs(jobs: Sequence[Job], executor: Executor | None = None) -> list[RunS
 
 
 def finish_jobs(jobs: Sequence[Job], executor: Executor | None = None) -> None:
-    """Run the jobs whose results are missing, as far as each is meant to go; see `run_jobs`."""
+    """Run the jobs whose results are missing, each up to its ``num_tasks``; see `run_jobs`."""
     pending = pending_jobs(jobs)
     if pending:
         for _ in (executor or SerialExecutor())(pending):

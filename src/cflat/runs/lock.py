@@ -44,7 +44,7 @@ def owned(folder: Path, patience: float = 0.0) -> Iterator[None]:
     make_folder(folder)
     lock = _acquired(folder, patience)
     since = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
-    with suppress(CFlatError):  # nobody depends on the name: a full disk is no reason to stop
+    with suppress(CFlatError):  # only a message needs the name: a full disk is no reason to stop
         owner = {"process": os.getpid(), "host": platform.node(), "since": since, "command": _command()}
         write_json(folder / OWNER, owner)
     remove_leftovers(folder)
@@ -53,7 +53,7 @@ def owned(folder: Path, patience: float = 0.0) -> Iterator[None]:
     finally:
         with suppress(OSError):
             (folder / OWNER).unlink(missing_ok=True)
-            # A command that was rejected leaves no folder that nobody asked for.
+            # A rejected command leaves no folder behind.
             if is_new and os.listdir(folder) == [LOCK]:
                 (folder / LOCK).unlink()
                 folder.rmdir()
@@ -82,13 +82,13 @@ def _acquired(folder: Path, patience: float) -> FileLock:
             f"{str(folder)!r} is in use by {_owner(folder / OWNER)}; wait until it is done, or stop it first."
         ) from None
     except (OSError, NotImplementedError) as error:
-        text = "The file system of %s has no locks (%s): see to it that only one process uses the folder."
+        text = "The file system of %s has no locks (%s): make sure that only one process uses the folder."
         logger.warning(text, folder, getattr(error, "strerror", None) or error)
     return lock
 
 
 def _command() -> str:
-    """Return the command line if it is ours; those of others may hold what is nobody's business."""
+    """Return the command line if it is ours; those of other programs may hold secrets."""
     program = Path(sys.argv[0]).name if sys.argv else ""
     is_ours = program in ("cflat", "cflat.exe") or (program == "__main__.py" and "cflat" in Path(sys.argv[0]).parts)
     return shlex.join(["cflat", *sys.argv[1:]])[:MAX_COMMAND] if is_ours else program or "python"
@@ -96,7 +96,7 @@ def _command() -> str:
 
 def _owner(path: Path) -> str:
     try:
-        told = json.loads(read_text(path))
-        return f"process {told['process']} on {told['host']} since {told['since']} ({told['command']})"
-    except (OSError, ValueError, KeyError, TypeError):  # it has begun, or ended, this very moment
+        owner = json.loads(read_text(path))
+        return f"process {owner['process']} on {owner['host']} since {owner['since']} ({owner['command']})"
+    except (OSError, ValueError, KeyError, TypeError):  # it has just begun or ended
         return "another process"

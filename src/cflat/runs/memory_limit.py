@@ -44,9 +44,9 @@ class MemoryLimit(TorchFunctionMode):
 
 
 def require_batch(backbone: Backbone, train: TrainSettings, runtime: RuntimeSettings, stream: Stream) -> None:
-    """Reject a batch that cannot be held even once: images, before and after their transform, and two layers.
+    """Reject a batch that does not fit even once: images, before and after their transform, and two layers.
 
-    Training needs far more; this only finds out what is hopeless.
+    A lower bound: training needs far more.
     """
     largest = max(len(task.train) for task in stream.tasks)
     most_tested = max(len(task.test) for task in stream.tasks)
@@ -67,7 +67,7 @@ def _bytes_of(func: Callable[..., Tensor], args: Any, kwargs: dict[str, Any]) ->
     shape = {key: value for key, value in kwargs.items() if key not in ("generator", "device", "pin_memory")}
     try:
         made = func(*args, **shape, device="meta")
-    except (TypeError, RuntimeError, OverflowError):  # the real call says what is wrong
+    except (TypeError, RuntimeError, OverflowError):  # the real call reports what is wrong
         return 0
     return made.numel() * made.element_size()
 

@@ -40,7 +40,7 @@ from cflat.train.trainer import Position
 NUM_STEPS = 12
 """Steps of each measured phase; the first, whose arithmetic is counted, is not timed."""
 ENOUGH_SECONDS = 3.0
-"""A phase that has taken so long is not measured any further."""
+"""A phase is not measured for longer than this."""
 TOY_STEPS = 300
 
 clock = time.perf_counter
@@ -63,7 +63,7 @@ class TaskPlan:
 
 @dataclass(frozen=True)
 class RunPlan:
-    """The tasks of a run, as far as they are known without building the network."""
+    """The tasks of a run, counted without building the network."""
 
     tasks: tuple[TaskPlan, ...]
     evaluations: str
@@ -82,7 +82,7 @@ class RunPlan:
 
 
 def plan_run(config: RunConfig) -> RunPlan:
-    """Load the data and count what a run would train on; also finds out whether data and a weights file can be used."""
+    """Count what a run would train on; raises if its data or its weights file cannot be used."""
     stream, train = make_stream(config), config.train
     if config.backbone.weights not in ("random", "timm"):
         try:
@@ -100,18 +100,53 @@ def plan_run(config: RunConfig) -> RunPlan:
     return RunPlan(tuple(tasks), get_optimizer_spec(config.optimizer.name).evaluations, stream.fingerprint())
 
 
+@dataclass(frozen=True)
+class PhaseCounts:
+    """What a run does in one phase of a task."""
+
+    name: str
+    epochs: int
+    steps: int
+    """Of all epochs."""
+    images: int
+    """Of one epoch, over all ranks."""
+
+
 @dataclass
 class TaskCost:
     """What one task does, and what that costs."""
 
     task: int
+    train_images: int
+    new_images: int
+    """Evaluated images that this task brings; earlier tasks have brought the seen ones."""
+    seen_images: int
+    phases: tuple[PhaseCounts, ...]
+    trainable_parameters: int
+    """Of the last phase."""
+    state_bytes: int
+    """Weights and buffers of the method."""
     steps: int = 0
     evaluations: float = 0.0
     flops: float = 0.0
     seconds: dict[str, float] = field(default_factory=dict)
     """Of training, testing, the borders of task and phases, and checkpoints."""
-    state_bytes: int = 0
-    """Weights and buffers of the method."""
+
+    def apply(self, rate: dict[str, float], ranks: int) -> None:
+        """Apply the formula of this module; ``ranks`` share evaluations, test images and passes at borders."""
+        training, per_step = 0.0, rate["evaluations"]
+        for phase in self.phases:
+            step, evaluation, decoding, flops, evaluation_flops = (rate[f"{phase.name}.{one}"] for one in _PHASE_RATES)
+            evaluated = phase.epochs * phase.images * per_step
+            training += phase.steps * step + (evaluated * evaluation + phase.images * decoding) / ranks
+            self.flops += phase.steps * (flops + per_step * evaluation_flops)
+        self.evaluations = self.steps * per_step
+        testing = (self.new_images * rate["first_look"] + self.seen_images * rate["next_look"]) / ranks
+        borders = rate["border"] + self.train_images * rate["pass"] / ranks
+        saving = rate["saving"] * (1 + sum(phase.steps > 0 for phase in self.phases))
+        if rate["checkpoint_bytes"] >= CHEAP_BYTES:  # then the trainer postpones them
+            saving = min(saving, SAVING_FRACTION * (training + testing + borders))
+        self.seconds = {"training": training, "testing": testing, "borders": borders, "checkpoints": saving}
 
 
 @dataclass(frozen=True)
@@ -146,97 +181,65 @@ def estimate(config: RunConfig) -> Estimate:
     """Measure a few steps of a configuration on this machine, and predict the cost of all of it."""
     one = replace(config.runtime, devices=1, num_nodes=1, strategy="auto")
     check_devices(one)
-    runtime, ranks = Runtime(one), config.runtime.num_ranks
     started = clock()
     parts = assemble(config)
     parts.stream.fingerprint()
     start_seconds = clock() - started
     num_tasks = parts.stream.num_tasks
-    wanted = {0, min(1, num_tasks - 1), num_tasks - 1}
+    # Teachers exist from the second task on, and tests grow with every task: the first alone is not enough.
+    measured = {0, min(1, num_tasks - 1), num_tasks - 1}
+    tasks: list[TaskCost] = []
+    rates: dict[int, dict[str, float]] = {}
     with TemporaryDirectory(prefix="cflat-plan-") as folder:
-        trainer = make_trainer(config, parts, runtime, folder=Path(folder))
+        trainer = make_trainer(config, parts, Runtime(one), folder=Path(folder))
         # Passes over whole sets (features, exemplars) would take as long as in the run.
-        trainer.extract = few = _OneBatch(trainer.method, trainer.inputs.eval, trainer.eval_batch_size, runtime)
-        counts: list[Counts] = []
-        rates: dict[int, dict[str, float]] = {}
+        trainer.extract = few = _OneBatch(trainer.method, trainer.inputs.eval, trainer.eval_batch_size, trainer.runtime)
         for task in parts.stream.tasks:
-            if task.index in wanted:
+            if task.index in measured:
                 counted, rates[task.index] = _measure(trainer, few, task)
             else:
                 trainer.grow(task)
                 counted = _count(trainer, task)
                 trainer.method.skip_task(task)
-            counts.append(counted)
-        choice, steps = trainer.optimizer, [sum(phase.steps for phase in one.phases) for one in counts]
-    known = sorted(rates)
-    toy = [expected_evaluations(choice, steps[task], task, num_tasks) for task in known]
-    per_step = np.interp(range(num_tasks), known, toy).tolist()
-    costs = [task_cost(one, interpolated(rates, one.task), per_step[one.task], ranks) for one in counts]
-    spent = {name: sum(cost.seconds[name] for cost in costs) for name in costs[0].seconds}
-    evaluations = sum(cost.evaluations for cost in costs)
+            tasks.append(counted)
+    for cost in tasks:
+        cost.apply(interpolated(rates, cost.task), config.runtime.num_ranks)
+    spent = {name: sum(cost.seconds[name] for cost in tasks) for name in tasks[0].seconds}
+    steps, evaluations = sum(cost.steps for cost in tasks), sum(cost.evaluations for cost in tasks)
     return Estimate(
-        tasks=tuple(costs),
+        tasks=tuple(tasks),
         start_seconds=start_seconds,
         seconds=start_seconds + sum(spent.values()),
         parts=spent,
-        steps=sum(steps),
+        steps=steps,
         evaluations=evaluations,
-        evaluations_per_step=evaluations / sum(steps) if sum(steps) else 0.0,
-        flops=sum(cost.flops for cost in costs),
+        evaluations_per_step=evaluations / steps if steps else 0.0,
+        flops=sum(cost.flops for cost in tasks),
         peak_memory_bytes=peak_memory_bytes(),
-        state_bytes=counts[-1].state_bytes,
-        trainable_parameters=next((one.trainable for one in reversed(counts) if one.phases), 0),
+        state_bytes=tasks[-1].state_bytes,
+        trainable_parameters=next((cost.trainable_parameters for cost in reversed(tasks) if cost.phases), 0),
         checkpoint_bytes=int(rates[num_tasks - 1]["checkpoint_bytes"]),
-        measured_tasks=tuple(known),
-        ranks=ranks,
+        measured_tasks=tuple(sorted(rates)),
+        ranks=config.runtime.num_ranks,
     )
 
 
-# -- counts -----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class PhaseCounts:
-    """What a run does in one phase of a task."""
-
-    name: str
-    epochs: int
-    steps: int
-    """Of all epochs."""
-    images: int
-    """Of one epoch, over all ranks."""
-
-
-@dataclass(frozen=True)
-class Counts:
-    """What a run does in one task."""
-
-    task: int
-    train_images: int
-    new_images: int
-    """Images to test on that this task brings; earlier tasks have brought the seen ones."""
-    seen_images: int
-    phases: tuple[PhaseCounts, ...]
-    state_bytes: int
-    trainable: int
-    """Parameters trained in the last phase."""
-
-
-def _count(trainer: Trainer, task: Task) -> Counts:
+def _count(trainer: Trainer, task: Task) -> TaskCost:
     method, phases, groups = trainer.method, [], []
     for phase in method.phases(task):
         loader, epochs = trainer.train_loader(task, phase), trainer.num_epochs(task, phase)
         phases.append(PhaseCounts(phase.name, epochs, epochs * len(loader), len(loader.images)))
         groups = method.param_groups(task, phase)
-    seen = [len(one.images(split)) for split in trainer.splits for one in trainer.stream.tasks[: task.index]]
-    return Counts(
-        task.index,
-        len(task.train),
-        sum(len(task.images(split)) for split in trainer.splits),
-        sum(seen),
-        tuple(phases),
-        sum(value.numel() * value.element_size() for value in method.state_dict().values()),
-        sum(parameter.numel() for group in groups for parameter in group.params),
+    earlier = trainer.stream.tasks[: task.index]
+    return TaskCost(
+        task=task.index,
+        train_images=len(task.train),
+        new_images=sum(len(task.images(split)) for split in trainer.splits),
+        seen_images=sum(len(one.images(split)) for split in trainer.splits for one in earlier),
+        phases=tuple(phases),
+        trainable_parameters=sum(parameter.numel() for group in groups for parameter in group.params),
+        state_bytes=sum(value.numel() * value.element_size() for value in method.state_dict().values()),
+        steps=sum(phase.steps for phase in phases),
     )
 
 
@@ -250,28 +253,6 @@ def interpolated(rates: dict[int, dict[str, float]], task: int) -> dict[str, flo
     return found
 
 
-def task_cost(work: Counts, rate: dict[str, float], per_step: float, ranks: int) -> TaskCost:
-    """Apply the formula of this module; ``ranks`` share evaluations, test images and passes at borders."""
-    cost = TaskCost(work.task, state_bytes=work.state_bytes)
-    training = 0.0
-    for phase in work.phases:
-        step, evaluation, decoding, flops, evaluation_flops = (rate[f"{phase.name}.{name}"] for name in _PHASE_RATES)
-        evaluated = phase.epochs * phase.images * per_step
-        training += phase.steps * step + (evaluated * evaluation + phase.images * decoding) / ranks
-        cost.steps += phase.steps
-        cost.flops += phase.steps * (flops + per_step * evaluation_flops)
-    cost.evaluations = cost.steps * per_step
-    testing = (work.new_images * rate["first_look"] + work.seen_images * rate["next_look"]) / ranks
-    borders = rate["border"] + work.train_images * rate["pass"] / ranks
-    saving = rate["saving"] * (1 + sum(phase.steps > 0 for phase in work.phases))
-    if rate["checkpoint_bytes"] >= CHEAP_BYTES:  # then the trainer postpones them
-        saving = min(saving, SAVING_FRACTION * (training + testing + borders))
-    cost.seconds = {"training": training, "testing": testing, "borders": borders, "checkpoints": saving}
-    return cost
-
-
-# -- measurements -----------------------------------------------------------------------------------------------------
-
 _PHASE_RATES = ("step", "evaluation", "decoding", "flops", "evaluation_flops")
 
 
@@ -281,33 +262,31 @@ class _OneBatch(Extractor):
     spent = predicted = 0.0
 
     def __call__(self, images: ImageSet, function: Callable[..., Tensor], **options: bool) -> Tensor:
-        few = images.select(np.arange(min(len(images), self.batch_size)))
-        with self._timed(len(images) / len(few)):
+        with self._one_batch(images, self.batch_size) as few:
             outputs = super().__call__(few, function, **options)
         return outputs[torch.arange(len(images), device=outputs.device) % len(few)]
 
     def sum(self, images: ImageSet, function: Callable[..., Tensor], **options: Any) -> Tensor:
-        few = images.select(np.arange(min(len(images), options.get("batch_size") or self.batch_size)))
-        with self._timed(len(images) / len(few)):
+        with self._one_batch(images, options.get("batch_size") or self.batch_size) as few:
             total = super().sum(few, function, **options)
         return total * (len(images) / len(few))
 
     @contextmanager
-    def _timed(self, times: float) -> Iterator[None]:
+    def _one_batch(self, images: ImageSet, size: int) -> Iterator[ImageSet]:
+        few = images.select(np.arange(min(len(images), size)))
         started = clock()
-        yield
+        yield few
         self.spent += clock() - started
-        self.predicted += (clock() - started) * times
+        self.predicted += (clock() - started) * len(images) / len(few)
 
 
-def _measure(trainer: Trainer, few: _OneBatch, task: Task) -> tuple[Counts, dict[str, float]]:
+def _measure(trainer: Trainer, few: _OneBatch, task: Task) -> tuple[TaskCost, dict[str, float]]:
     """Count what a task does, do a little of it, and return what each part costs."""
     trainer.position, trainer.is_grown = Position(task.index), False
     few.spent = few.predicted = 0.0
-    started = clock()
-    trainer.start_task(task)
-    border, counted = clock() - started, _count(trainer, task)
-    rate: dict[str, float] = {}
+    border = _seconds(lambda: trainer.start_task(task))
+    counted = _count(trainer, task)
+    rate = {"evaluations": expected_evaluations(trainer.optimizer, counted.steps, task.index, trainer.stream.num_tasks)}
     for index, phase in enumerate(trainer.method.phases(task)):
         trainer.position = Position(task.index, index)
         seconds, rates = _measure_phase(trainer, task, phase)
@@ -318,6 +297,7 @@ def _measure(trainer: Trainer, few: _OneBatch, task: Task) -> tuple[Counts, dict
     rate |= {"border": max(border - few.spent, 0.0), "pass": few.predicted / max(1, len(task.train))}
     images = task.images(trainer.splits[0])
     some = images.select(np.argsort(images.labels, kind="stable")[: trainer.eval_batch_size])
+    # The first look decodes image files; later ones find them in memory.
     looks = [_seconds(lambda: few.count_correct_of_task(trainer.stream, task, some)) / len(some) for _ in range(4)]
     rate |= {"first_look": looks[0], "next_look": median(looks[1:])}
     trainer.position, trainer.is_grown = Position(task.index + 1), False
@@ -363,7 +343,7 @@ def _seconds(function: Callable[[], object]) -> float:
 
 
 def expected_evaluations(choice: OptimizerChoice, steps: int, task: int, num_tasks: int) -> float:
-    """Return the evaluations per step that an optimizer takes by its rules, over so many steps of a task.
+    """Return the evaluations per step that an optimizer takes by its rules over the steps of a task.
 
     It steps through a small regression: schedules and coins fall as in the real run, and rules that look at gradients
     see noisy ones.
@@ -373,15 +353,13 @@ def expected_evaluations(choice: OptimizerChoice, steps: int, task: int, num_tas
     weight = nn.Parameter(torch.randn(8, 2, generator=generator))
     optimizer = create_optimizer(choice.name, torch.optim.SGD([weight], lr=0.05, momentum=0.9), **choice.settings)
     optimizer.start_task(task, num_tasks)
-    target = torch.randn(8, 2, generator=generator)
+
+    def closure() -> Tensor:
+        loss = (inputs @ weight - noise).square().mean()
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
+
     for _ in range(min(max(1, steps), TOY_STEPS)):
-        inputs = torch.randn(16, 8, generator=generator)
-        outputs = inputs @ target + torch.randn(16, 2, generator=generator)
-
-        def closure(inputs: Tensor = inputs, outputs: Tensor = outputs) -> Tensor:
-            loss = (inputs @ weight - outputs).square().mean()
-            loss.backward()  # type: ignore[no-untyped-call]
-            return loss.detach()
-
+        inputs, noise = torch.randn(16, 8, generator=generator), torch.randn(16, 2, generator=generator)
         optimizer.step(closure)
     return optimizer.telemetry.evaluations_per_step

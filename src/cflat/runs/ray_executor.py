@@ -1,8 +1,7 @@
 """Jobs as Ray tasks: side by side on the cores and GPUs of this machine, or on a cluster.
 
-Nothing here is imported before it is needed, and Ray itself only when jobs run. Tasks get plain
-values and leave their results in the run directories, which the driver reads: on a cluster these must be on a file
-system that all nodes share.
+Ray is imported when jobs run. Tasks get plain values and leave their results in the run directories, which the driver
+reads: on a cluster these must be on a file system that all nodes share.
 """
 
 from __future__ import annotations
@@ -51,9 +50,8 @@ PASSED_ON = ("CFLAT_DATA", "CFLAT_PLUGINS")
 class RayExecutor:
     """One Ray task for each job, as many at a time as the cluster has room for.
 
-    A job asks for as many CPUs as it has threads (one if it does not say) and for a share of a GPU where it uses one.
-    Uses the connection of this process if there is one, else the cluster at ``$RAY_ADDRESS``, else starts Ray here for
-    as long as the jobs take.
+    A job requests as many CPUs as it has threads (one by default) and a fraction of a GPU where it uses one. Uses the
+    connection of this process if there is one, else the cluster at ``$RAY_ADDRESS``, else starts Ray for these jobs.
     """
 
     gpus_per_job: float = 1.0
@@ -151,7 +149,7 @@ def _stop(ray: ModuleType, pending: dict[Any, Job]) -> NoReturn:
     late = _cancel(ray, tasks)
     lost = [f"{pending[task].out}: It does not answer." for task in late]
     for task in set(tasks) - set(late):
-        with suppress(ray.exceptions.RayError):  # it was taken back, or stopped as it should
+        with suppress(ray.exceptions.RayError):  # it was cancelled, or stopped as it should
             reason = ray.get(task)
             if reason is not None:
                 lost.append(f"{pending.pop(task).out}: {reason}")
@@ -162,7 +160,7 @@ def _stop(ray: ModuleType, pending: dict[Any, Job]) -> NoReturn:
 
 
 def _cancel(ray: ModuleType, tasks: list[Any]) -> list[Any]:
-    """Take back what waits, ask what runs to save and stop, and wait for it; return those that did not end."""
+    """Cancel what waits, ask what runs to save and stop, and wait for it; return those that did not end."""
     for task in reversed(tasks):  # the last first: what waits must not begin when others end
         ray.cancel(task)
     late: list[Any] = ray.wait(tasks, num_returns=len(tasks), timeout=GRACE_SECONDS)[1] if tasks else []
@@ -189,7 +187,7 @@ def ray_session() -> Iterator[tuple[ModuleType, bool]]:
 
 
 def _require_answer(address: str) -> None:
-    """Reject an address where nobody listens at once: Ray itself tries for minutes."""
+    """Reject an address without a listener at once: Ray itself tries for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdigit():
         return  # "auto" and the like
@@ -208,7 +206,7 @@ def _connect(ray: ModuleType, address: str | None) -> None:
     try:
         ray.init(address=address or "local", log_to_driver=False, logging_level=logging.ERROR, **own)
     except (ConnectionError, RuntimeError, ValueError) as error:
-        where = f"does not let us in at {ADDRESS}={address}" if address else "cannot be started here"
+        where = f"cannot be joined at {ADDRESS}={address}" if address else "cannot be started here"
         raise DataError(f"Ray {where}: {' '.join(str(error).split())[:300]}") from error
     finally:
         if is_main:  # Ray replaces the handler, and with it our way to stop
@@ -216,6 +214,6 @@ def _connect(ray: ModuleType, address: str | None) -> None:
 
 
 def _uses_gpu(config: RunConfig, has_gpus: bool, is_own: bool) -> bool:
-    """Whether to ask Ray for a GPU; a cluster of others may have none yet and get one on request."""
+    """Whether to request a GPU; a cluster may have none yet and add one on request."""
     accelerator = config.runtime.accelerator
     return accelerator in ("auto", "cuda") if has_gpus else accelerator == "cuda" and not is_own

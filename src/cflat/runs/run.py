@@ -25,7 +25,7 @@ from cflat.nn.backbone import Backbone, create_backbone
 from cflat.runs.environment import describe_environment
 from cflat.runs.failures import report_lost_ranks, translate_errors
 from cflat.runs.flatness_observer import FlatnessObserver
-from cflat.runs.folder import MetricsLog, RunFolder, RunSummary, require_writable
+from cflat.runs.folder import MetricsLog, RunFolder, RunSummary, has_content, require_writable
 from cflat.runs.lock import owned, reject_if_owned
 from cflat.runs.memory_limit import MemoryLimit, require_batch
 from cflat.train import Inputs, Observer, OptimizerChoice, Runtime, RuntimeSettings, Trainer
@@ -38,10 +38,10 @@ logger = logging.getLogger(__name__)
 SPARE_BYTES = 16 << 20
 CHECKPOINT_COPIES = 6
 """Three files at a time (two kept, one being written), each with at least weights and momentum."""
-NORMAL_SHARE = 0.01
-"""Steps that may be given up without a word: loss scaling tries out large factors now and then."""
+NORMAL_FRACTION = 0.01
+"""Discarded steps that are not worth a warning: loss scaling tries large factors now and then."""
 FORMAT = 2
-"""Of run directories: the first release, which had none, kept checkpoints without a hash."""
+"""Version of the layout of run directories."""
 
 
 @dataclass(frozen=True)
@@ -63,14 +63,14 @@ def run(
     should_stop: Callable[[], bool] = lambda: False,
     patience: float = 0.0,
 ) -> RunSummary:
-    """Train as ``config`` says and return the result, which is also in ``out``.
+    """Train one configuration and return the result, which is also in ``out``.
 
     Args:
         config: What to do; on resume it may differ from the run's own in fields that are marked neutral.
         out: The run directory, absent or empty; None keeps nothing on disk.
-        resume: Go on with the run that is in ``out``; a finished one is only read.
-        num_tasks: Stop after so many tasks; ``resume`` continues from there, and the summary is written at the end.
-        observers: Who is told, besides the files.
+        resume: Continue the run in ``out``; a finished one is only read.
+        num_tasks: Stop after this number of tasks; a later ``resume`` continues, and its end writes the summary.
+        observers: Notified of steps, epochs and tasks, besides the files.
         should_stop: Asked after every step and between the batches of all other passes; True saves the state and
             raises `TrainingInterrupted`.
         patience: Seconds to wait for another process that works in ``out``.
@@ -88,7 +88,7 @@ def run(
         runtime, log = Runtime(config.runtime), None
         folder = runtime.share(folder)  # ranks that looked for a free one may have found another
         own_folder = folder if runtime.is_main else None
-        with runtime.together():
+        with runtime.together():  # an error of one rank ends all of them
             if own_folder is not None:
                 check_folder(own_folder, resume)
                 stack.enter_context(owned(own_folder.path, patience))
@@ -104,30 +104,22 @@ def run(
                 decisive[IMAGES] = _describe(own_folder, config, parts, resume)
         flatness = FlatnessObserver() if can_measure_flatness(config) else None
         own = [observer for observer in (log, flatness) if observer is not None]
-        told = [*own, *(observers if runtime.is_main else ())]
+        observer = Observers([*own, *(observers if runtime.is_main else ())])
         path = None if folder is None else folder.path
         with translate_errors(config, parts.method, path):
-            trainer = make_trainer(
-                config,
-                parts,
-                runtime,
-                observer=Observers(told),
-                folder=path,
-                should_stop=should_stop,
-                identity=decisive,
-            )
-            result = trainer.run(resume=resume, num_tasks=num_tasks)
-        cost, seconds, num_classes = result.cost, 0.0 if log is None else log.seconds, parts.stream.num_classes
-        if cost.nonfinite_steps > NORMAL_SHARE * cost.steps:
-            text = "%d of %d steps met Inf or NaN and were given up: the training diverges. Lower base.lr, now %g."
+            others = {"observer": observer, "folder": path, "should_stop": should_stop, "identity": decisive}
+            result = make_trainer(config, parts, runtime, **others).run(resume=resume, num_tasks=num_tasks)
+        cost = result.cost
+        if cost.nonfinite_steps > NORMAL_FRACTION * cost.steps:
+            text = "%d of %d steps met Inf or NaN and were discarded: the training diverges. Lower base.lr, now %g."
             logger.warning(text, cost.nonfinite_steps, cost.steps, config.base.lr)
         summary = RunSummary(
             config,
             result.accuracy,
             cost,
-            seconds,
-            num_classes,
-            result.validation,
+            seconds=0.0 if log is None else log.seconds,
+            num_classes=parts.stream.num_classes,
+            validation=result.validation,
             flatness={} if flatness is None else flatness.values(),
         )
         is_done = num_tasks is None or num_tasks >= parts.stream.num_tasks
@@ -179,7 +171,7 @@ def open_dataset(data: DataSettings) -> Dataset:
 def make_stream(config: RunConfig) -> Stream:
     """Load the dataset and cut it into tasks."""
     data, settings = config.data, asdict(config.stream)
-    max_tasks, _ = settings.pop("max_tasks"), settings.pop("online")
+    max_tasks, _ = settings.pop("max_tasks"), settings.pop("online")  # the presets have turned online into epochs
     try:
         built = build_stream(open_dataset(data), **settings)
         built = built if max_tasks is None else built.first(max_tasks)
@@ -198,7 +190,7 @@ def evaluated_splits(config: RunConfig) -> tuple[Split, ...]:
 
 
 def can_measure_flatness(config: RunConfig) -> bool:
-    """Whether flatness is asked for and can be measured: by one process, without a loss scale."""
+    """Whether flatness is requested and can be measured: by one process, without a loss scale."""
     return config.train.flatness and config.runtime.num_ranks == 1 and config.runtime.precision != "16"
 
 
@@ -227,7 +219,7 @@ def check_folder(folder: RunFolder, is_resumed: bool) -> None:
         raise DataError(f"{str(path)!r} holds no run to resume: it has no config.yaml.")
     reject_links(path, folder.checkpoints)
     try:
-        if not is_resumed and path.exists() and (not path.is_dir() or any(map(_is_content, path.iterdir()))):
+        if not is_resumed and path.exists() and (not path.is_dir() or has_content(path)):
             reject_if_owned(path)
             raise DataError(
                 f"{str(path)!r} is not empty. Choose another --out, or resume it: cflat run --resume {path}"
@@ -240,7 +232,7 @@ def prepare_folder(folder: RunFolder, config: RunConfig, is_resumed: bool) -> No
     """Make sure, as the owner of the run directory, that this run can be written there."""
     if is_resumed:
         _require_same_run(folder, config)
-    elif any(map(_is_content, folder.path.iterdir())):
+    elif has_content(folder.path):
         raise DataError(f"{str(folder.path)!r} is not empty: another process got there first. Choose another --out.")
     if folder.checkpoints.exists() and not folder.checkpoints.is_dir():
         raise DataError(f"{str(folder.checkpoints)!r} must be the folder of checkpoints; move it away.")
@@ -262,13 +254,8 @@ def _require_same_run(folder: RunFolder, config: RunConfig) -> None:
     require_same(begun["identity"], config.identity())
 
 
-def _is_content(entry: Path) -> bool:
-    """Whether a file is more than what a run leaves that was killed while it made its folder."""
-    return not entry.name.startswith(".")
-
-
 def _describe(folder: RunFolder, config: RunConfig, parts: Assembly, is_resumed: bool) -> str:
-    """Write what is known before training; on resume, make sure that it is still true. Return the images' hash."""
+    """Write what is known before training, or verify it on resume; return the hash of the images."""
     _require_space(folder.path, parts.method)
     fingerprint = parts.stream.fingerprint()
     if is_resumed and folder.environment_file.is_file():
@@ -305,7 +292,7 @@ def make_backbone(
 ) -> Backbone:
     """Build the network of a configuration, for images or for vectors of a given size.
 
-    ``is_filled_later`` says that the caller loads trained weights, so that no others are looked for.
+    With ``is_filled_later`` the caller loads trained weights, and no others are read.
     """
     return create_backbone(
         settings.name,

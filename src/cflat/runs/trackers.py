@@ -70,7 +70,7 @@ TRACKERS: dict[str, Callable[[RunConfig, Path], Tracker]] = {
 class TrackerObserver(Observer):
     """Pass the numbers of epochs and tasks on to a tracker, numbered by the epochs of the whole run.
 
-    The tracker is made when the run begins: before, its folder may be somebody else's.
+    The tracker is made when the run begins: before that, the folder may belong to another process.
     """
 
     def __init__(self, make: Callable[[], Tracker]) -> None:
@@ -96,7 +96,7 @@ class TrackerObserver(Observer):
         return {"step": self.step}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Take over the number of epochs."""
+        """Restore the number of epochs."""
         self.step = state.get("step", 0)
 
     def close(self) -> None:

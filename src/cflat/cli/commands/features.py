@@ -35,8 +35,8 @@ def command(
     from cflat.runs.features import features_config, make_features
 
     config = features_config(layer)
-    with count_images("features", is_silent=quiet or json) as tell:
-        made = make_features(config, out, batch_size=batch_size, tell=tell)
+    with count_images("features", is_silent=quiet or json) as report:
+        made = make_features(config, out, batch_size=batch_size, tell=report)
     if json:
         emit_json(made.to_dict())
         return

@@ -79,10 +79,12 @@ def command(
 
 
 def _free_folder(config: RunConfig) -> Path:
-    """Return a folder under ``runs`` that is not taken; one that a failed start has left empty is not."""
+    """Return a folder under ``runs`` that is free; one that a failed start has left empty counts as free."""
+    from cflat.runs.folder import has_content
+
     name = safe_name(config.method.name, config.data.name, config.optimizer.name, f"seed{config.seed}")
     path, number = Path("runs") / name, 2
-    while path.exists() and any(not entry.name.startswith(".") for entry in path.iterdir()):
+    while path.exists() and has_content(path):
         path, number = Path("runs") / f"{name}-{number}", number + 1
     return path
 
