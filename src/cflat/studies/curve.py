@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -161,16 +162,23 @@ def plateau(rates: Sequence[float], accuracy: Sequence[float], within: float = W
     """
     best = int(np.argmax(accuracy))
     limit = accuracy[best] - within
-    first = last = best
-    while first > 0 and accuracy[first - 1] >= limit:
-        first -= 1
-    while last < len(rates) - 1 and accuracy[last + 1] >= limit:
-        last += 1
-    low = _crossing(rates, accuracy, first, first - 1, limit) if first > 0 else rates[0]
-    high = _crossing(rates, accuracy, last, last + 1, limit) if last < len(rates) - 1 else rates[-1]
+    first, low = _edge(rates, accuracy, limit, range(best, -1, -1))
+    last, high = _edge(rates, accuracy, limit, range(best, len(rates)))
     is_cut_off = first == 0 or last == len(rates) - 1
     decades = math.log10(high / low)
     return Plateau(rates[best], accuracy[best], low, high, decades, last - first + 1, is_cut_off)
+
+
+def _edge(
+    rates: Sequence[float], accuracy: Sequence[float], limit: float, outwards: Sequence[int]
+) -> tuple[int, float]:
+    """Return the last good index on the way outwards, and the rate where the accuracy falls to the limit."""
+    for inside, outside in pairwise(outwards):
+        if accuracy[outside] < limit:
+            # Between two rates of the grid, accuracy is taken as linear in the logarithm of the rate.
+            fraction = (accuracy[inside] - limit) / (accuracy[inside] - accuracy[outside])
+            return inside, float(rates[inside] * (rates[outside] / rates[inside]) ** fraction)
+    return outwards[-1], rates[outwards[-1]]
 
 
 def write_curves(folder: Path, found: RateCurves) -> Path:
@@ -187,9 +195,3 @@ def write_curves(folder: Path, found: RateCurves) -> Path:
     }
     name = f"within {100 * found.within:g} points of the best"
     return save(rate_figure(title, points, plateaus, name), folder / "rates.png")
-
-
-def _crossing(rates: Sequence[float], accuracy: Sequence[float], inside: int, outside: int, limit: float) -> float:
-    """Return where the line from a good rate to its neighbour reaches the limit, on the logarithmic axis."""
-    share = (accuracy[inside] - limit) / (accuracy[inside] - accuracy[outside])
-    return float(rates[inside] * (rates[outside] / rates[inside]) ** share)

@@ -45,11 +45,14 @@ class Interval:
     scale: Literal["linear", "log"] = "linear"
     """log draws uniformly between the logarithms."""
 
-    def at(self, share: float) -> float:
-        """Return the number at a share in [0, 1] of the way from low to high."""
+    def __contains__(self, value: object) -> bool:
+        return isinstance(value, int | float) and self.low <= value <= self.high
+
+    def at(self, fraction: float) -> float:
+        """Return the number at a fraction of the way from low to high."""
         if self.scale == "log":
-            return self.rounded(math.exp(math.log(self.low) + share * (math.log(self.high) - math.log(self.low))))
-        return self.rounded(self.low + share * (self.high - self.low))
+            return self.rounded(math.exp(math.log(self.low) + fraction * (math.log(self.high) - math.log(self.low))))
+        return self.rounded(self.low + fraction * (self.high - self.low))
 
     def rounded(self, exact: float) -> float:
         """Return a number within the range with as many digits as folders are named after."""

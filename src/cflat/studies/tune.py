@@ -123,10 +123,12 @@ def tune(
         ]
         for number in range(trials):
             # One trial of every optimizer at a time: they run side by side where there is room.
-            running = [search.draw() for search in searches if search.num_done == number]
+            running = [search for search in searches if search.num_done == number]
+            for search in running:
+                search.draw()
             for stage in stages:
-                finish_jobs([job for attempt in running for job in attempt.jobs(stage)], executor)
-                running = [attempt for attempt in running if not attempt.finish(stage)]
+                finish_jobs([job for search in running for job in search.jobs(stage)], executor)
+                running = [search for search in running if not search.is_over(stage)]
         found = {search.variant.text: search.result() for search in searches}
     subject = (first.method.name, first.data.name, protocol, metric, score, tuple(seeds))
     searched = {name: {key: _plain(range_) for key, range_ in space.items()} for name, space in spaces.items()}
@@ -201,7 +203,7 @@ def parse_range(text: str) -> tuple[str, Range]:
 
 @dataclass
 class _Search:
-    """The trials of one optimizer."""
+    """The trials of one optimizer: those that are stored, and the one that is running."""
 
     optuna: Any
     storage: Any
@@ -229,37 +231,80 @@ class _Search:
 
     @property
     def num_startup(self) -> int:
-        """Trials that are drawn at random and are completed, before the search learns from them."""
+        """Number of trials that are drawn at random and never pruned: the others are judged by them."""
         return max(3, self.num_trials // 2)
 
     @property
     def num_done(self) -> int:
-        """Trials that are stored, each with its verdict."""
+        """Number of stored trials, each with its verdict."""
         return len(self.study.get_trials(deepcopy=False))
 
-    def draw(self) -> _Attempt:
-        """Return the next trial; its values depend on the search seed and the stored trials alone.
+    def draw(self) -> None:
+        """Draw the next trial; its values depend on the search seed and the stored trials alone.
 
         It lives in memory until its verdict is known. A killed search therefore draws it again, with the same values,
         and its runs resume from their checkpoints.
         """
-        number, first = self.num_done, self.request["stages"][0] or 1
-        pruner = self.optuna.pruners.SuccessiveHalvingPruner(min_resource=first, reduction_factor=REDUCTION)
+        number = self.num_done
+        # A study of its own: ask() writes key by key, so a kill could leave half a trial in the storage.
+        pruner = self.optuna.pruners.SuccessiveHalvingPruner(
+            min_resource=self.request["stages"][0] or 1, reduction_factor=REDUCTION
+        )
         memory = self.optuna.create_study(direction="maximize", sampler=self._sampler(number), pruner=pruner)
-        # A study of its own: what ask writes to the storage, key by key, would survive a kill in halves.
         memory.add_trials(self.study.get_trials(deepcopy=False))
-        if number == 0 and all(_holds(range_, self.known[key]) for key, range_ in self.space.items()):
+        if number == 0 and all(self.known[key] in range_ for key, range_ in self.space.items()):
             memory.enqueue_trial({key: _coded(range_, self.known[key]) for key, range_ in self.space.items()})
-        trial = memory.ask({key: self._distribution(key) for key in self.space})
-        return _Attempt(self, trial, {key: _decoded(self.space[key], trial.params[key]) for key in self.space})
+        self.trial = memory.ask({key: self._distribution(key) for key in self.space})
+        self.settings = {key: _decoded(range_, self.trial.params[key]) for key, range_ in self.space.items()}
+        stem = f"{self.variant.slug}-{number:03d}"
+        self.runs = [RunFolder(self.folder / f"{stem}-seed{seed}") for seed in self.request["seeds"]]
+
+    def jobs(self, stage: int | None) -> list[Job]:
+        """Return one job for each seed, up to a stage of the running trial."""
+        # What is ahead early in a stream may forget later, so the first trials run to the end without a pause.
+        stage = self.request["stages"][-1] if self.trial.number < self.num_startup else stage
+        layer = merge(self.layer, *(nested(key, value) for key, value in self.settings.items()))
+        return [
+            Job(resolve_config({**layer, "seed": seed}), run.path, stage, may_diverge=True)
+            for seed, run in zip(self.request["seeds"], self.runs, strict=True)
+        ]
+
+    def is_over(self, stage: int | None) -> bool:
+        """Judge the running trial by what it has reached; return whether it has ended, and is stored."""
+        record = self._measure(stage)
+        if stage != self.request["stages"][-1] and record.state != "diverged":
+            self.trial.report(record.score, step=stage)
+            # Called for every trial: the pruner compares with the rungs that it notes down here.
+            if not self.trial.should_prune() or self.trial.number < self.num_startup:
+                return False
+            record = replace(record, state="pruned")
+        self.trial.set_user_attr("record", plain_values(asdict(record)))
+        pruned = None, self.optuna.trial.TrialState.PRUNED
+        self.trial.study.tell(self.trial, *(pruned if record.state == "pruned" else (record.score,)))
+        # One write for the whole trial, so it is in the storage with its verdict or not at all.
+        self.study.add_trial(self.trial.study.get_trials(deepcopy=False)[self.trial.number])
+        for run in self.runs:
+            shutil.rmtree(run.checkpoints, ignore_errors=True)
+        return True
 
     def result(self) -> Tuned:
         """Return the trials, all of them done."""
         trials = self.study.get_trials(deepcopy=False)[: self.num_trials]
         return Tuned(self.variant.text, tuple(Trial(**trial.user_attrs["record"]) for trial in trials))
 
+    def _measure(self, stage: int | None) -> Trial:
+        tasks = [run.load_tasks()[:stage] for run in self.runs]
+        has_diverged = any(run.diverged_file.is_file() for run in self.runs)
+        judged_by = self.request["metric"], self.request["score"], stage
+        score = 0.0 if has_diverged else mean(validation_score(run, *judged_by) for run in self.runs)
+        last = [{**own[-1]["cost"], "seconds": own[-1]["seconds"]} for own in tasks if own]
+        costs = {name: sum(one[name] for one in last) for name in COSTS}
+        state: Literal["complete", "diverged"] = "diverged" if has_diverged else "complete"
+        paths = [str(run.path) for run in self.runs]
+        return Trial(self.trial.number, self.settings, state, score, min(map(len, tasks)), **costs, runs=paths)
+
     def _sampler(self, number: int) -> Any:
-        # By trial, so that the number of trials that were run before in this process does not matter.
+        # Seeded by trial: how many trials this process has run before must not matter.
         seed = int(np.random.SeedSequence([self.request["search_seed"], number]).generate_state(1)[0])
         if self.request["sampler"] == "random":
             return self.optuna.samplers.RandomSampler(seed=seed)
@@ -275,65 +320,6 @@ class _Search:
         if isinstance(example, int) or (example is None and is_whole):
             return kinds.IntDistribution(math.ceil(range_.low), math.floor(range_.high), log=is_log)
         return kinds.FloatDistribution(range_.low, range_.high, log=is_log)
-
-
-@dataclass
-class _Attempt:
-    """A trial in progress."""
-
-    search: _Search
-    trial: Any
-    settings: Settings
-
-    @property
-    def is_completed_anyway(self) -> bool:
-        """Whether others are judged by it: what is ahead early in a stream may forget later."""
-        return bool(self.trial.number < self.search.num_startup)
-
-    def jobs(self, stage: int | None) -> list[Job]:
-        """Return one job for each seed, up to a stage of the trial; those that are completed anyway make no pause."""
-        stage = self.search.request["stages"][-1] if self.is_completed_anyway else stage
-        layer = merge(self.search.layer, *(nested(key, value) for key, value in self.settings.items()))
-        return [
-            Job(resolve_config({**layer, "seed": seed}), self._folder(seed), stage, may_diverge=True)
-            for seed in self.search.request["seeds"]
-        ]
-
-    def finish(self, stage: int | None) -> bool:
-        """Judge the trial by what it has reached; return whether it is done, and stored."""
-        record = self._measure(stage)
-        if stage != self.search.request["stages"][-1] and record.state != "diverged":
-            self.trial.report(record.score, step=stage)
-            if not self.trial.should_prune() or self.is_completed_anyway:  # asked in any case: the pruner takes notes
-                return False
-            record = replace(record, state="pruned")
-        self._store(record)
-        for seed in self.search.request["seeds"]:
-            shutil.rmtree(self._folder(seed) / "checkpoints", ignore_errors=True)
-        return True
-
-    def _store(self, record: Trial) -> None:
-        """Store the finished trial, with what it has drawn and its verdict, in one write."""
-        memory, states = self.trial.study, self.search.optuna.trial.TrialState
-        self.trial.set_user_attr("record", plain_values(asdict(record)))
-        memory.tell(self.trial, *((None, states.PRUNED) if record.state == "pruned" else (record.score,)))
-        self.search.study.add_trial(memory.get_trials(deepcopy=False)[self.trial.number])
-
-    def _measure(self, stage: int | None) -> Trial:
-        folders = [RunFolder(self._folder(seed)) for seed in self.search.request["seeds"]]
-        tasks = [folder.load_tasks()[:stage] for folder in folders]
-        has_diverged = any(folder.diverged_file.is_file() for folder in folders)
-        asked = self.search.request
-        scores = [validation_score(folder, asked["metric"], asked["score"], stage) for folder in folders]
-        state: Literal["complete", "diverged"] = "diverged" if has_diverged else "complete"
-        score = 0.0 if has_diverged else mean(scores)
-        last = [{**own[-1]["cost"], "seconds": own[-1]["seconds"]} for own in tasks if own]
-        costs = {name: sum(one[name] for one in last) for name in COSTS}
-        runs = [str(folder.path) for folder in folders]
-        return Trial(self.trial.number, self.settings, state, score, min(map(len, tasks)), **costs, runs=runs)
-
-    def _folder(self, seed: int) -> Path:
-        return self.search.folder / f"{self.search.variant.slug}-{self.trial.number:03d}-seed{seed}"
 
 
 def _space(variant: Variant, config: RunConfig, ranges: Mapping[str, Range]) -> dict[str, Range]:
@@ -371,12 +357,6 @@ def stages_of(num_tasks: int, protocol: Protocol, prune: bool) -> list[int | Non
     first = -(-num_tasks // FIRST_RUNG)
     pauses = [first * REDUCTION**power for power in range(num_tasks.bit_length())]
     return [*(pause for pause in pauses if prune and pause < num_tasks), None]
-
-
-def _holds(range_: Range, value: Any) -> bool:
-    if isinstance(range_, tuple):
-        return value in range_
-    return isinstance(value, int | float) and range_.low <= value <= range_.high
 
 
 def _plain(range_: Range) -> Any:
