@@ -28,6 +28,12 @@ logger = logging.getLogger(__name__)
 _ORDER, _AUGMENT, _REPLAY = 0, 1, 2  # keep the random streams of a key apart
 
 
+def seed_sequence(key: Sequence[int]) -> np.random.SeedSequence:
+    """Return the seeds of a key."""
+    # NumPy takes a tuple apart in Python, number by number; an array of words means the same in half the time.
+    return np.random.SeedSequence(np.array(key, np.uint32) if max(key) < 2**32 else key)
+
+
 @dataclass(frozen=True)
 class Batch:
     """Transformed images with their labels, row numbers and whatever a method prepared for them.
@@ -214,7 +220,7 @@ class BatchLoader:
     ) -> Batch:
         """Return this rank's part of the chosen images, transformed with the random numbers of a key."""
         generator = torch.Generator()
-        generator.manual_seed(int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0]))
+        generator.manual_seed(int(seed_sequence(key).generate_state(1, np.uint64)[0]))
         own = self._own(chosen)
         # Draws are made for the whole step: an image is augmented alike for any number of ranks.
         draws = self.transform.draw(len(chosen), generator)[own]

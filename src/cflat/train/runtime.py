@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from cflat._errors import ConfigError, OtherRankFailed
 from cflat._lazy import LazyModule
 from cflat.data import Batch
+from cflat.data.loader import seed_sequence
 from cflat.nn.ranks import shared_batch
 from cflat.train.settings import RuntimeSettings
 from cflat.train.shards import replicate_rest_, shard_
@@ -246,7 +247,7 @@ def seed_everything(*key: int) -> None:
     Called with (seed, task, epoch, step, ...) before everything that draws random numbers, so that a resumed run needs
     no saved generator state and every step can be repeated alone.
     """
-    state = np.random.SeedSequence(key).generate_state(2, np.uint64)
+    state = seed_sequence(key).generate_state(2, np.uint64)
     _seed_torch(int(state[0]))
     np.random.seed(int(state[1] % 2**32))
     random.seed(int(state[1]))
