@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from cflat.data.pixels import ArrayVectors, FilePixels, Indices, Pixels, PixelStore
+from cflat.data.pixels import ArrayVectors, Indices, Pixels, PixelStore
 
 
 class ImageSet:
@@ -18,7 +18,7 @@ class ImageSet:
         store: The pixels of the whole split.
         labels: One label per image.
         rows: Row of each image in the store; by default all rows in order. Rows stay with their image through
-            every selection, so that they are stable keys for per-image caches and for resume.
+            every selection: they are stable keys for per-image caches and for resume.
         domains: Domain index of each image, for datasets that have domains.
 
     >>> from cflat.data.pixels import ArrayPixels
@@ -65,22 +65,16 @@ class ImageSet:
         """Return the same images under other labels."""
         return ImageSet(self.store, labels, rows=self.rows, domains=self.domains)
 
-    def pixels(self, indices: npt.ArrayLike, decoded: Mapping[int, Tensor] | None = None) -> Pixels:
-        """Return uint8 images (3, H, W): one stacked tensor when their sizes agree, else a list.
-
-        ``decoded`` are images of a `FilePixels`, by row, that somebody has decoded already.
-        """
-        rows = self.rows[np.asarray(indices, dtype=np.int64)]
-        return self.store.read(rows, decoded) if isinstance(self.store, FilePixels) else self.store.read(rows)
+    def pixels(self, indices: npt.ArrayLike) -> Pixels:
+        """Return uint8 images (3, H, W): one stacked tensor when their sizes agree, else a list."""
+        return self.store.read(self.rows[np.asarray(indices, dtype=np.int64)])
 
     def pixel_parts(self, indices: npt.ArrayLike, decoded: Mapping[int, Tensor] | None = None) -> Iterator[Pixels]:
-        """Yield what `pixels` returns in parts: as many as it takes for large image files not to fill the memory."""
-        rows = self.rows[np.asarray(indices, dtype=np.int64)]
-        return (
-            self.store.read_parts(rows, decoded)
-            if isinstance(self.store, FilePixels)
-            else iter([self.store.read(rows)])
-        )
+        """Yield what `pixels` returns in parts, so that large image files do not fill the memory.
+
+        ``decoded`` holds images of a `FilePixels`, by row, that have been decoded already.
+        """
+        return self.store.read_parts(self.rows[np.asarray(indices, dtype=np.int64)], decoded)
 
     @staticmethod
     def concat(sets: Sequence[ImageSet]) -> ImageSet:

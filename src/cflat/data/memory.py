@@ -48,11 +48,31 @@ def herding(features: Tensor, num: int) -> Tensor:
     return torch.tensor(chosen, dtype=torch.int64)
 
 
-class ExemplarMemory:
+class _Memory:
+    """A budget of images, either in all or for each class."""
+
+    def __init__(self, total: int | None, per_class: int | None, seed: int) -> None:
+        if (total is None) == (per_class is None):
+            raise ValueError(f"Give exactly one of total and per_class, got {total!r} and {per_class!r}.")
+        self.total, self.per_class, self.seed = total, per_class, seed
+
+    def _find(self, rows: Sequence[int], labels: Sequence[int], train: ImageSet) -> list[int]:
+        """Return where the rows of a checkpoint are among training images; raise a `DataError` if they are not."""
+        position = {row: index for index, row in enumerate(train.rows.tolist())}
+        for row, label in zip(rows, labels, strict=True):
+            if row not in position or train.labels[position[row]] != label:
+                raise DataError(
+                    f"Stored row {row} of class {label} is not in the training images; the checkpoint belongs to"
+                    " another dataset, subsample or class order."
+                )
+        return [position[row] for row in rows]
+
+
+class ExemplarMemory(_Memory):
     """Keep exemplars of every class seen so far within a budget.
 
-    Streams with shared domain labels bring a class again in a later task; the share of that class is then
-    divided evenly among the tasks that brought it. A class with fewer images than its share keeps them all.
+    Streams with shared domain labels bring a class again in a later task; its quota is then divided evenly among the
+    tasks that brought it. A class with fewer images than its quota keeps them all.
 
     Args:
         total: Fixed total: every class gets total // (classes so far). Give either this or ``per_class``.
@@ -73,12 +93,8 @@ class ExemplarMemory:
         selection: Selection = "herding",
         seed: CountOrZero = 0,
     ) -> None:
-        if (total is None) == (per_class is None):
-            raise ValueError(f"Give exactly one of total and per_class, got {total!r} and {per_class!r}.")
-        self.total = total
-        self.per_class = per_class
+        super().__init__(total, per_class, seed)
         self.selection = selection
-        self.seed = seed
         self.num_updates = 0
         self._exemplars: dict[tuple[int, int], ImageSet] = {}  # by (label, update that brought it)
 
@@ -108,7 +124,7 @@ class ExemplarMemory:
         return ImageSet.concat([train, *self._exemplars.values()])
 
     def update(self, train: ImageSet, features: Tensor | None = None) -> None:
-        """Shrink the stored classes to their new share and add exemplars of a finished task.
+        """Shrink the stored classes to their new quota and add exemplars of a finished task.
 
         Herding needs the features of ``train``, (len(train), d), in evaluation mode under the test transform.
         """
@@ -116,14 +132,11 @@ class ExemplarMemory:
             got = "none" if features is None else len(features)
             raise ValueError(f"Herding needs one feature row for each of {len(train)} images, got {got}.")
         positions = {label: np.flatnonzero(train.labels == label) for label in np.unique(train.labels).tolist()}
-        keys = [*self._exemplars, *((label, self.num_updates) for label in positions)]
-        share = self._shares(label for label, _ in keys)
-        kept = {
-            key: images if len(images) <= share[key[0]] else images.select(np.arange(share[key[0]]))
-            for key, images in self._exemplars.items()
-        }
+        quota = self._quotas([*(label for label, _ in self._exemplars), *positions])
+        # Every prefix of a herded order is a good choice, so shrinking takes the first ones.
+        kept = {key: images.select(np.arange(len(images))[: quota[key[0]]]) for key, images in self._exemplars.items()}
         for label, where in positions.items():
-            order = self._order(label, where, features, min(share[label], len(where)))
+            order = self._order(label, where, features, min(quota[label], len(where)))
             kept[label, self.num_updates] = train.select(where[order])
         self._exemplars = kept
         self.num_updates += 1
@@ -144,26 +157,21 @@ class ExemplarMemory:
 
     def load_state(self, state: Mapping[str, Any], train: ImageSet) -> None:
         """Restore the exemplars of a checkpoint from training images that hold every row, as ``stream.all_train``."""
-        position = {row: index for index, row in enumerate(train.rows.tolist())}
+        rows, labels, updates = (column.tolist() for column in state["exemplars"].unbind(1))
         where: dict[tuple[int, int], list[int]] = {}
-        for row, label, update in state["exemplars"].tolist():
-            index = position.get(row)
-            if index is None or train.labels[index] != label:
-                raise DataError(
-                    f"Exemplar row {row} of class {label} is not in the training images; the checkpoint"
-                    " belongs to another dataset, subsample or class order."
-                )
+        for index, label, update in zip(self._find(rows, labels, train), labels, updates, strict=True):
             where.setdefault((label, update), []).append(index)
         self._exemplars = {key: train.select(indices) for key, indices in where.items()}
         self.num_updates = state["num_updates"]
 
-    def _shares(self, labels: Iterable[int]) -> dict[int, int]:
+    def _quotas(self, labels: Iterable[int]) -> dict[int, int]:
+        """Return the images of each class and task, given the label of every pair of the two."""
         parts = Counter(labels)
-        quota = self.quota(len(parts))
-        if quota < max(parts.values()):
+        quota, most = self.quota(len(parts)), max(parts.values())
+        if quota < most:
             raise ValueError(
-                f"A share of {quota} exemplars per class cannot cover the {max(parts.values())} tasks that"
-                " brought the class; raise the budget."
+                f"A share of {quota} exemplars per class cannot cover the {most} tasks that brought the class; raise"
+                " the budget."
             )
         return {label: quota // count for label, count in parts.items()}
 
@@ -174,12 +182,12 @@ class ExemplarMemory:
         return np.asarray(herding(features[torch.from_numpy(where)], num))
 
 
-class ReservoirMemory:
+class ReservoirMemory(_Memory):
     """Keep a uniform sample of all images seen so far, filled batch by batch, with tensors that belong to them.
 
-    With a fixed total, image number n replaces a stored one with probability total / n (reservoir sampling), so that
-    frequent classes have more images. ``balanced``, or a fixed number per class, keeps a reservoir for each class.
-    Random numbers are a function of the seed and the number of images seen: there is nothing else to save.
+    With a fixed total, image number n replaces a stored one with probability total / n (reservoir sampling): frequent
+    classes have more images. ``balanced``, or a fixed number per class, keeps a reservoir for each class. Random
+    numbers are a function of the seed and the number of images seen, so a checkpoint needs no generator state.
 
     Args:
         total: Images in all; a balanced memory divides them evenly. Give either this or ``per_class``.
@@ -202,9 +210,7 @@ class ReservoirMemory:
         balanced: bool = False,
         seed: CountOrZero = 0,
     ) -> None:
-        if (total is None) == (per_class is None):
-            raise ValueError(f"Give exactly one of total and per_class, got {total!r} and {per_class!r}.")
-        self.total, self.per_class, self.seed = total, per_class, seed
+        super().__init__(total, per_class, seed)
         self.balanced = balanced or per_class is not None
         self.counts: Counter[int] = Counter()
         """Images seen, by class; all under one key if the memory is not balanced."""
@@ -276,14 +282,8 @@ class ReservoirMemory:
 
     def load_state(self, state: Mapping[str, Any], train: ImageSet) -> None:
         """Restore what `state` returned; ``train`` holds every row, as ``stream.all_train``."""
-        label_of = dict(zip(train.rows.tolist(), train.labels.tolist(), strict=True))
         rows, labels = state["rows"].tolist(), state["labels"].tolist()
-        for row, label in zip(rows, labels, strict=True):
-            if label_of.get(row) != label:
-                raise DataError(
-                    f"Stored row {row} of class {label} is not in the training images; the checkpoint belongs to "
-                    "another dataset, subsample or class order."
-                )
+        self._find(rows, labels, train)
         tensors = state["tensors"]
         names = [name for name in tensors if not name.endswith(_WIDTH)]
         items = [

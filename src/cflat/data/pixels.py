@@ -34,20 +34,21 @@ Pixels: TypeAlias = Tensor | list[Tensor]
 
 DEFAULT_CACHE_BYTES = 2 << 30
 WHOLE_BYTES = 1 << 18
-"""Image files up to this size are hashed whole; of larger ones their size, beginning, middle and end."""
+"""Larger image files are hashed by their size, beginning, middle and end."""
 SAMPLE_BYTES = 1 << 16
 NUM_READERS = 8
 FILES_PER_PART = 256
 MAX_PIXELS = 100_000_000
 LARGE_PIXELS = 1 << 25
-"""Images with more pixels than this are shrunk by a whole factor as soon as they are decoded."""
+"""Larger images are shrunk by a whole factor as soon as they are decoded."""
 PART_BYTES = 1 << 28
-"""Of a batch, so much is decoded before it is transformed."""
+"""Decoded pixels of a batch to hold before they are transformed."""
 MAX_ASPECT = 100
+"""Longer images would fill the memory once their short side is enlarged to the input size."""
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
-"""What is decoded, whatever a file is called."""
+"""Formats that are decoded, whatever the file name."""
 _SCALED = ("PNG", "PPM")
-"""Formats of which PIL hands out 16 bits as numbers of 32."""
+"""Formats whose 16-bit images PIL returns as 32-bit integers."""
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -57,7 +58,11 @@ _TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-"""What undoes an orientation of EXIF."""
+"""The transposition that undoes each EXIF orientation."""
+_REASONS: dict[type[BaseException], str] = {
+    FileNotFoundError: "the file does not exist",
+    UnidentifiedImageError: "it is not an image in a known format",
+}
 
 
 class ArrayStore:
@@ -73,6 +78,10 @@ class ArrayStore:
     def read(self, rows: Indices) -> Tensor:
         """Return the arrays of these rows as one batch."""
         return self._values[torch.from_numpy(np.ascontiguousarray(rows))]
+
+    def read_parts(self, rows: Indices, decoded: Mapping[int, Tensor] | None = None) -> Iterator[Tensor]:
+        """Yield the arrays of these rows, all at once: they are in memory anyway."""
+        yield self.read(rows)
 
     def content(self, row: int) -> bytes:
         """Return the raw numbers of one image, which are equal for equal images."""
@@ -129,11 +138,10 @@ class ArrayVectors(ArrayStore):
 
 
 class DecodedCache:
-    """Keep decoded images until ``budget_bytes`` are used; later images are decoded again at every read.
+    """Keep decoded images until ``budget_bytes`` are used; later images are decoded again at every read."""
 
-    Nothing is evicted: a shuffled epoch reads every image once, so that keeping the first ones saves as many
-    decodings as any other choice, and eviction would only add copies.
-    """
+    # Nothing is evicted: a shuffled epoch reads every image once, so any fixed subset saves as many decodings, and
+    # eviction would only add copies.
 
     def __init__(self, budget_bytes: int = DEFAULT_CACHE_BYTES) -> None:
         check("cache_bytes", budget_bytes, at_least=0, integer=True)
@@ -145,24 +153,23 @@ class DecodedCache:
     def __len__(self) -> int:
         return len(self._images)
 
-    def get(self, path: Path, short_side: int | None) -> Tensor:
-        """Return the image at ``path``, from memory when it is kept there."""
-        kept = self._images.get(path)
-        if kept is not None:
-            return kept
-        image = decode_image(path, short_side)
-        self.keep(path, image)
-        return image
-
-    def keep(self, path: Path, image: Tensor, *, is_part: bool = False) -> None:
-        """Keep a decoded image while the budget lasts; of a part of something larger, keep a copy."""
-        with self._lock:
-            if path not in self._images and self.used_bytes + image.nbytes <= self.budget_bytes:
-                self._images[path] = image.clone() if is_part else image
-                self.used_bytes += image.nbytes
-
     def __contains__(self, path: Path) -> bool:
         return path in self._images
+
+    def get(self, path: Path, short_side: int | None) -> Tensor:
+        """Return the image at ``path``, from memory when it is kept there."""
+        image = self._images.get(path)
+        if image is None:
+            image = decode_image(path, short_side)
+            self.keep(path, image)
+        return image
+
+    def keep(self, path: Path, image: Tensor, *, is_view: bool = False) -> None:
+        """Keep a decoded image while the budget lasts; of a view, keep a copy instead of all that it looks at."""
+        with self._lock:
+            if path not in self._images and self.used_bytes + image.nbytes <= self.budget_bytes:
+                self._images[path] = image.clone() if is_view else image
+                self.used_bytes += image.nbytes
 
 
 @checked
@@ -188,7 +195,7 @@ class FilePixels:
         return len(self.paths)
 
     def path(self, row: int) -> Path:
-        """Return where an image lies."""
+        """Return the path of an image."""
         return self.root / self.paths[row]
 
     def missing(self, rows: Indices) -> Indices:
@@ -198,42 +205,40 @@ class FilePixels:
     def keep(self, rows: Indices, images: Sequence[Tensor]) -> dict[int, Tensor]:
         """Keep what workers have decoded while the budget lasts; return all of it by row."""
         for row, image in zip(rows, images, strict=True):
-            self.cache.keep(self.path(row), image, is_part=True)
+            self.cache.keep(self.path(row), image, is_view=True)
         return dict(zip(rows.tolist(), images, strict=True))
 
-    def read(self, rows: Indices, decoded: Mapping[int, Tensor] | None = None) -> Pixels:
-        """Return the images of these rows, stacked when their sizes agree; ``decoded`` are images that are here."""
-        return _stacked(list(self._images(rows, decoded or {})))
+    def read(self, rows: Indices) -> Pixels:
+        """Return the images of these rows, stacked when their sizes agree."""
+        return _stacked([self.cache.get(self.path(row), self.short_side) for row in rows])
 
     def read_parts(self, rows: Indices, decoded: Mapping[int, Tensor] | None = None) -> Iterator[Pixels]:
-        """Yield the images of these rows in parts that do not fill the memory: nearly always, in one."""
+        """Yield the images of these rows in parts that fit into memory, nearly always a single one.
+
+        ``decoded`` holds, by row, images that workers have decoded already.
+        """
         part: list[Tensor] = []
         size = 0
-        for image in self._images(rows, decoded or {}):
-            part.append(image)
-            size += image.nbytes
+        for row in rows.tolist():
+            known = None if decoded is None else decoded.get(row)
+            part.append(self.cache.get(self.path(row), self.short_side) if known is None else known)
+            size += part[-1].nbytes
             if size > PART_BYTES:
                 yield _stacked(part)
                 part, size = [], 0
         if part:
             yield _stacked(part)
 
-    def _images(self, rows: Indices, known: Mapping[int, Tensor]) -> Iterator[Tensor]:
-        for row in rows.tolist():
-            yield known[row] if row in known else self.cache.get(self.path(row), self.short_side)
-
     def content(self, row: int) -> bytes:
-        """Return the encoded file as it lies on disk."""
+        """Return the encoded file."""
         with _reading(self.path(row)) as file:
             return file.read()
 
     def header_problem(self, row: int) -> str | None:
-        """Return what is wrong with an image as far as its first bytes tell; None if nothing is."""
+        """Return what is wrong with the header of an image file, or None."""
         try:
-            with _reading(self.path(row)) as file, Image.open(file, formats=FORMATS) as image:
-                _require_modest(*image.size)
-                _require_range(image)
-            return None
+            with _reading(self.path(row)) as file, _open_image(file):
+                return None
         except DataError as error:
             return str(error)
 
@@ -245,7 +250,7 @@ class FilePixels:
         """Hash the relative paths, the files' content and the stored size, wherever the folder lies."""
         paths = self.paths if rows is None else [self.paths[row] for row in np.unique(rows)]
         digest = hashlib.blake2b(str(self.short_side).encode(), digest_size=16)
-        # Threads: the time is spent waiting for the disk, and hashing leaves the interpreter lock to others.
+        # Threads: most of the time goes into waiting for the disk, and hashing releases the interpreter lock.
         with ThreadPoolExecutor(NUM_READERS, thread_name_prefix="cflat-hash") as pool:
             parts = [paths[start : start + FILES_PER_PART] for start in range(0, len(paths), FILES_PER_PART)]
             for part in pool.map(self._hash_files, parts):
@@ -265,17 +270,16 @@ PixelStore: TypeAlias = ArrayStore | FilePixels
 
 
 def decode_image(path: Path, short_side: int | None = None) -> Tensor:
-    """Decode one file as a uint8 RGB tensor (3, H, W), as its EXIF data turns it, shrunk to ``short_side`` if given.
+    """Decode one file as a uint8 RGB tensor (3, H, W), turned by its EXIF data, shrunk to ``short_side`` if given.
 
     Of an animation, this is the first image. Alpha is dropped.
     """
     with _reading(path) as file:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our own limit is lower than its error
-            opened = Image.open(file, formats=FORMATS)
+            # Ours is the lower limit: what PIL only warns about is rejected or fits.
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            opened = _open_image(file)
         with opened as image:
-            _require_modest(*image.size)
-            _require_range(image)
             plain = _eight_bits(image)
             # A palette with alpha per entry makes PIL warn unless it goes through RGBA.
             rgb = (plain.convert("RGBA") if "transparency" in plain.info else plain).convert("RGB")
@@ -286,29 +290,36 @@ def decode_image(path: Path, short_side: int | None = None) -> Tensor:
         factor = short_side / min(rgb.size)
         width, height = (max(short_side, round(side * factor)) for side in rgb.size)
         rgb = rgb.resize((width, height), Image.Resampling.BICUBIC)
-    rgb = rgb if turn is None else rgb.transpose(turn)
+    rgb = rgb if turn is None else rgb.transpose(turn)  # last: small images are turned faster
     return torch.from_numpy(np.array(rgb)).permute(2, 0, 1)
 
 
+def _open_image(file: BinaryIO) -> Image.Image:
+    """Open an image, and reject by its header, before a pixel is decoded, what no image of a dataset is like."""
+    image = Image.open(file, formats=FORMATS)
+    width, height = image.size
+    if min(width, height) == 0:
+        raise ValueError("it has no pixels")
+    if width * height > MAX_PIXELS:
+        raise ValueError(f"it has {width} x {height} pixels, more than {MAX_PIXELS // 10**6} million; shrink it")
+    if max(width, height) > MAX_ASPECT * min(width, height):
+        raise ValueError(f"it has {width} x {height} pixels, one side more than {MAX_ASPECT} times the other; crop it")
+    if image.mode == "I" and image.format not in _SCALED:
+        raise ValueError("its pixels are whole numbers of 32 bits, whose range is not known; save it with 8 or 16 bits")
+    return image
+
+
 def _orientation(image: Image.Image) -> int:
-    """Return how a decoded image lies, by its EXIF data; what cannot be read there does not turn it."""
+    """Return the EXIF orientation of a decoded image; unreadable EXIF data counts as upright."""
     try:
         return int(image.getexif().get(ExifTags.Base.Orientation, 1))
     except Exception:  # PIL's reader of EXIF fails in more ways than can be listed
         return 1
 
 
-def _require_range(image: Image.Image) -> None:
-    """Reject whole numbers of 32 bits: what of their range an image uses is not known."""
-    if image.mode == "I" and image.format not in _SCALED:
-        raise ValueError("its pixels are whole numbers of 32 bits, whose range is not known; save it with 8 or 16 bits")
-
-
 def _eight_bits(image: Image.Image) -> Image.Image:
-    """Return an image of 8 bits per channel: the upper bits of 16, or floats from 0 to 1 times 255.
-
-    PIL cuts such values off at 255 instead, so that nearly all images are white.
-    """
+    """Return an image of 8 bits per channel: the upper bits of 16, or floats from 0 to 1 times 255."""
+    # PIL would clip such values at 255, and nearly all images would be white.
     if image.mode == "F":
         floats = np.asarray(image)
         low, high = floats.min(), floats.max()
@@ -340,16 +351,6 @@ def _hash_content(path: Path) -> bytes:
     return digest.digest()
 
 
-def _require_modest(width: int, height: int) -> None:
-    """Reject, before a pixel is decoded, what would fill the memory: now, or when its short side is made longer."""
-    if min(width, height) == 0:
-        raise ValueError("it has no pixels")
-    if width * height > MAX_PIXELS:
-        raise ValueError(f"it has {width} x {height} pixels, more than {MAX_PIXELS // 10**6} million; shrink it")
-    if max(width, height) > MAX_ASPECT * min(width, height):
-        raise ValueError(f"it has {width} x {height} pixels, one side more than {MAX_ASPECT} times the other; crop it")
-
-
 @contextmanager
 def _reading(path: Path) -> Iterator[BinaryIO]:
     """Open a regular file for reading, and turn whatever goes wrong with it into a `DataError` that names it."""
@@ -357,14 +358,5 @@ def _reading(path: Path) -> Iterator[BinaryIO]:
         with open_regular(path) as file:
             yield file
     except Exception as error:  # decoders fail in more ways than can be listed
-        raise DataError(f"Cannot read image {str(path)!r}: {_reason(error)}.") from error
-
-
-def _reason(error: BaseException) -> str:
-    if isinstance(error, FileNotFoundError):
-        return "the file does not exist"
-    if isinstance(error, UnidentifiedImageError):
-        return "it is not an image in a known format"
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return str(error).rstrip(".") or type(error).__name__
+        reason = _REASONS.get(type(error)) or getattr(error, "strerror", None) or str(error).rstrip(".")
+        raise DataError(f"Cannot read image {str(path)!r}: {reason or type(error).__name__}.") from error

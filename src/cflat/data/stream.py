@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
@@ -32,8 +32,12 @@ Split: TypeAlias = Literal["test", "validation"]
 """Images that accuracy is measured on."""
 
 DEFAULT_NUM_TASKS = 5
+LONE_CLASSES = (
+    "%d of %d tasks of %s have a single class: there is nothing to tell apart in them, and a method that learns"
+    " from one task at a time learns nothing. Choose stream.initial and stream.increment so that each has two."
+)
 _NOISE, _BLUR = 4, 5
-"""Keys of the random numbers of label noise and blurred borders beside those that choose images."""
+"""Keys of the random numbers of label noise and blurred borders, beside those of `Dataset`."""
 
 
 @dataclass(frozen=True)
@@ -185,9 +189,13 @@ def build_stream(
         usual = dataset.split or _even_split(dataset.num_classes)
         chosen = (usual[0] if initial is None else initial, usual[1] if increment is None else increment)
         sizes = task_sizes(dataset.num_classes, *chosen)
+        if scenario != "blurry" and min(sizes) == 1:
+            logger.warning(LONE_CLASSES, sizes.count(1), len(sizes), dataset.name)
+        groups = np.split(class_order(dataset.num_classes, order_seed), np.cumsum(sizes)[:-1])
+        groups = [groups[i] for i in class_order(len(groups), task_order_seed)]
         if scenario == "blurry":
-            return _blurry_stream(dataset, sizes, order_seed, task_order_seed, disjoint, blur)
-        stream = _class_stream(dataset, scenario, sizes, order_seed, task_order_seed)
+            return _blurry_stream(dataset, groups, order_seed or 0, disjoint, blur)
+        stream = _class_stream(dataset, scenario, groups)
     for task in stream.tasks if dataset.validation is not None else ():
         if task.validation is None or len(task.validation) == 0:
             raise DataError(
@@ -197,26 +205,11 @@ def build_stream(
     return stream
 
 
-def _class_stream(
-    dataset: Dataset, scenario: Scenario, sizes: list[int], order_seed: int | None, task_order_seed: int | None
-) -> Stream:
-    if min(sizes) == 1:
-        text = (
-            "%d of %d tasks of %s have a single class: there is nothing to tell apart in them, and a method that learns"
-            " from one task at a time learns nothing. Choose stream.initial and stream.increment so that each has two."
-        )
-        logger.warning(text, sizes.count(1), len(sizes), dataset.name)
-    groups = np.split(class_order(dataset.num_classes, order_seed), np.cumsum(sizes)[:-1])
-    groups = [groups[i] for i in class_order(len(groups), task_order_seed)]
-    order = np.concatenate(groups)
-    label_of = np.argsort(order)
-    stops = np.cumsum([len(group) for group in groups]).tolist()
-    ranges = [range(stop - len(group), stop) for stop, group in zip(stops, groups, strict=True)]
-    splits = (dataset.train, dataset.test, dataset.validation)
-    parts = ([None] * len(ranges) if images is None else _of_each(images, label_of, ranges) for images in splits)
+def _class_stream(dataset: Dataset, scenario: Scenario, groups: Sequence[Indices]) -> Stream:
+    order, ranges = np.concatenate(groups), _consecutive([len(group) for group in groups])
     tasks = [
         Task(i, f"classes {r.start}-{r.stop - 1}", r, *images)
-        for i, (r, *images) in enumerate(zip(ranges, *parts, strict=True))
+        for i, (r, *images) in enumerate(zip(ranges, *_splits(dataset, order, ranges), strict=True))
     ]
     for task in tasks:
         if len(task.test) == 0:
@@ -228,39 +221,25 @@ def _class_stream(
     return Stream(scenario, tuple(tasks), dataset.num_classes, names)
 
 
-def _blurry_stream(
-    dataset: Dataset,
-    sizes: list[int],
-    order_seed: int | None,
-    task_order_seed: int | None,
-    disjoint: float,
-    blur: float,
-) -> Stream:
-    """Let tasks overlap (Si-Blurry, Moon et al., 2023): labels are given in the order in which classes first appear."""
+def _blurry_stream(dataset: Dataset, groups: Sequence[Indices], seed: int, disjoint: float, blur: float) -> Stream:
+    """Let tasks overlap (Si-Blurry, Moon et al., 2023): labels follow the order in which classes first appear."""
     check("disjoint", disjoint, at_least=0, at_most=1)
     check("blur", blur, at_least=0, at_most=1)
-    groups = np.split(class_order(dataset.num_classes, order_seed), np.cumsum(sizes)[:-1])
-    groups = [groups[i] for i in class_order(len(groups), task_order_seed)]
     home = np.empty(dataset.num_classes, dtype=np.int64)
     for index, group in enumerate(groups):
         home[group] = index
-    task_of = _spread_images(dataset.train, home, order_seed or 0, disjoint, blur)
+    task_of = _spread_images(dataset.train, home, seed, disjoint, blur)
     first = np.full(dataset.num_classes, len(groups))
     np.minimum.at(first, dataset.train.labels, task_of)
-    position = np.argsort(np.concatenate(groups))  # keeps the class order among those that appear together
-    order = np.lexsort((position, first))
-    label_of, stops = np.argsort(order), np.searchsorted(first[order], np.arange(len(groups)), side="right").tolist()
-    ranges = [range(start, stop) for start, stop in pairwise([0, *stops])]
-    train = dataset.train.with_labels(label_of[dataset.train.labels])
-    test = _of_each(dataset.test, label_of, ranges)
-    validation = None if dataset.validation is None else _of_each(dataset.validation, label_of, ranges)
+    order = np.concatenate(groups)
+    order = order[np.argsort(first[order], kind="stable")]  # classes that appear together keep their order
+    ranges = _consecutive(np.bincount(first, minlength=len(groups)).tolist())
+    train = dataset.train.with_labels(np.argsort(order)[dataset.train.labels])
     tasks = []
-    for index, classes in enumerate(ranges):
-        own = None if validation is None else validation[index]
-        tasks.append(Task(index, f"task {index}", classes, train.select(task_of == index), test[index], own))
-    for task in tasks:
-        if len(task.train) == 0:
-            raise DataError(f"Task {task.index} of dataset {dataset.name!r} has no images; use fewer tasks.")
+    for i, (classes, _, *measured) in enumerate(zip(ranges, *_splits(dataset, order, ranges), strict=True)):
+        tasks.append(Task(i, f"task {i}", classes, train.select(task_of == i), *measured))
+        if len(tasks[i].train) == 0:
+            raise DataError(f"Task {i} of dataset {dataset.name!r} has no images; use fewer tasks.")
     return Stream("blurry", tuple(tasks), dataset.num_classes, tuple(dataset.class_names[label] for label in order))
 
 
@@ -290,12 +269,29 @@ def _even_split(num_classes: int) -> tuple[int, int]:
     return size + is_left, size
 
 
-def _of_each(images: ImageSet, label_of: Indices, ranges: Sequence[range]) -> list[ImageSet]:
-    """Return the images of each range of new labels, in their order: one sort, however many tasks there are."""
-    images = images.with_labels(label_of[images.labels])
-    order = np.argsort(images.labels, kind="stable")
-    bounds = np.searchsorted(images.labels[order], [bound for r in ranges for bound in (r.start, r.stop)])
-    return [images.select(np.sort(order[start:stop])) for start, stop in bounds.reshape(-1, 2)]
+def _consecutive(sizes: Sequence[int]) -> list[range]:
+    """Return ranges of these sizes, one after the other.
+
+    >>> _consecutive([2, 0, 3])
+    [range(0, 2), range(2, 2), range(2, 5)]
+    """
+    return [range(start, stop) for start, stop in pairwise(np.cumsum([0, *sizes]).tolist())]
+
+
+def _splits(dataset: Dataset, order: Indices, ranges: Sequence[range]) -> list[Sequence[Any]]:
+    """Return the train, test and validation images of each range of stream labels, which are positions in ``order``."""
+    label_of = np.argsort(order)
+    found: list[Sequence[Any]] = []
+    for images in (dataset.train, dataset.test, dataset.validation):
+        if images is None:
+            found.append([None] * len(ranges))
+            continue
+        images = images.with_labels(label_of[images.labels])
+        # One sort for all tasks: a mask per task would take quadratic time on long streams.
+        by_label = np.argsort(images.labels, kind="stable")
+        bounds = np.searchsorted(images.labels[by_label], [bound for r in ranges for bound in (r.start, r.stop)])
+        found.append([images.select(np.sort(by_label[start:stop])) for start, stop in bounds.reshape(-1, 2)])
+    return found
 
 
 def _domain_stream(
@@ -304,21 +300,29 @@ def _domain_stream(
     if labels not in get_args(DomainLabels):
         raise ValueError(f"labels must be 'shared' or 'growing', got {labels!r}.")
     domains = _ordered_domains(dataset, domain_order)
-    domains = [domains[i] for i in class_order(len(domains), task_order_seed)]
-    count = dataset.num_classes
-    growing = labels == "growing"
+    count, is_growing = dataset.num_classes, labels == "growing"
     tasks = []
-    for index, (domain, name) in enumerate(domains):
-        offset = index * count if growing else 0
-        train, test = (_of_domain(images, domain, offset) for images in (dataset.train, dataset.test))
-        if len(train) == 0 or len(test) == 0:
-            split = "test" if len(train) else "train"
+    for index, position in enumerate(class_order(len(domains), task_order_seed)):
+        domain, name = domains[position]
+        offset = index * count if is_growing else 0
+        train, test, validation = (
+            None if images is None else _of_domain(images, domain, offset)
+            for images in (dataset.train, dataset.test, dataset.validation)
+        )
+        if not train or not test:
+            split = "test" if train else "train"
             raise DataError(f"Domain {name!r} of dataset {dataset.name!r} has no {split} images.")
-        validation = None if dataset.validation is None else _of_domain(dataset.validation, domain, offset)
         tasks.append(Task(index, name, range(offset, offset + count), train, test, validation))
-    if not growing:
+    if not is_growing:
         return Stream("domain", tuple(tasks), count, dataset.class_names)
-    _require_every_class(dataset, tasks)
+    for task in tasks:
+        missing = np.setdiff1d(task.classes, task.train.labels)
+        if len(missing):  # its output would never be trained
+            raise DataError(
+                f"Domain {task.name!r} of dataset {dataset.name!r} has no training image of class"
+                f" {dataset.class_names[missing[0] % count]!r}; labels='growing' needs every class in every domain,"
+                " labels='shared' does not."
+            )
     names = tuple(f"{task.name}/{name}" for task in tasks for name in dataset.class_names)
     return Stream("domain", tuple(tasks), len(names), names, label_modulus=count)
 
@@ -342,25 +346,13 @@ def _of_domain(images: ImageSet, domain: int, label_offset: int) -> ImageSet:
     return chosen.with_labels(chosen.labels + label_offset)
 
 
-def _require_every_class(dataset: Dataset, tasks: Sequence[Task]) -> None:
-    """Reject a growing label space in which some label would have no training image."""
-    for task in tasks:
-        missing = set(task.classes) - {label for label, _ in image_groups(task.train)}
-        if missing:
-            name = dataset.class_names[min(missing) % dataset.num_classes]
-            raise DataError(
-                f"Domain {task.name!r} of dataset {dataset.name!r} has no training image of class {name!r};"
-                " labels='growing' needs every class in every domain, labels='shared' does not."
-            )
-
-
 @checked
 def with_label_noise(stream: Stream, label_noise: Fraction, seed: int = 0) -> Stream:
-    """Return the stream with a share of each class's training labels (and domain's) replaced, evenly at random.
+    """Return the stream with a fraction of each class's training labels (and domain's) replaced, evenly at random.
 
-    The new label is another class of the same task, so that images stay in their task and no class of a later task is
-    given away. Every class keeps at least one image of its own. Test and validation images keep their labels.
-    ``label_noise`` is the share, in [0, 1); 0 returns the stream itself.
+    The new label is another class of the same task: images stay in their task, and no class of a later task leaks.
+    Every class keeps at least one image of its own. Test and validation images keep their labels. ``label_noise`` is
+    the fraction, in [0, 1); 0 returns the stream itself.
 
     Raises:
         DataError: If a task has a single class: there is no other label to give.

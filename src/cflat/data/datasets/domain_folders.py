@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 from cflat._errors import DataError
@@ -104,4 +103,4 @@ def with_t_shirt(domain: DomainLists) -> DomainLists:
     if domain.name != "painting" or not lacking or LONE_T_SHIRT not in domain.test:
         return domain
     test = [entry for entry in domain.test if entry != LONE_T_SHIRT]
-    return replace(domain, train=[*domain.train, LONE_T_SHIRT], test=test)
+    return domain._replace(train=[*domain.train, LONE_T_SHIRT], test=test)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -25,8 +24,7 @@ class Entry(NamedTuple):
     label: int
 
 
-@dataclass(frozen=True)
-class DomainLists:
+class DomainLists(NamedTuple):
     """The images of one domain."""
 
     name: str
@@ -62,27 +60,24 @@ def read_domain_lists(root: Path, domains: Sequence[str], report: Report) -> lis
 
 def build_domain_dataset(source: Source, root: Path, domains: Sequence[DomainLists]) -> Dataset:
     """Pool the domains into one train and one test split; class names are the folders of the images."""
-    everything = [entry for domain in domains for entry in (*domain.train, *domain.test)]
-    count = source.spec.num_classes or count_labels(
-        [entry.label for domain in domains for entry in domain.train], str(root)
-    )
+    labels = [entry.label for domain in domains for entry in domain.train]
+    count = source.spec.num_classes or count_labels(labels, str(root))
     folders: dict[int, set[str]] = {}
-    for entry in everything:
+    for entry in (entry for domain in domains for entry in (*domain.train, *domain.test)):
         folders.setdefault(entry.label, set()).add(PurePosixPath(entry.path).parent.name)
     class_names = (folders.get(label, set()) for label in range(count))
+
+    def pool(lists: Sequence[Sequence[Entry]]) -> ImageSet:
+        paths, labels = zip(*(entry for part in lists for entry in part), strict=True) if any(lists) else ((), ())
+        return source.images(root, paths, labels, [domain for domain, part in enumerate(lists) for _ in part])
+
     return Dataset(
         root.name,
-        _pool(source, root, [domain.train for domain in domains]),
-        _pool(source, root, [domain.test for domain in domains]),
+        pool([domain.train for domain in domains]),
+        pool([domain.test for domain in domains]),
         tuple(names.pop() if len(names) == 1 else str(label) for label, names in enumerate(class_names)),
         tuple(domain.name for domain in domains),
     )
-
-
-def _pool(source: Source, root: Path, lists: Sequence[Sequence[Entry]]) -> ImageSet:
-    entries = [entry for part in lists for entry in part]
-    domains = [domain for domain, part in enumerate(lists) for _ in part]
-    return source.images(root, [entry.path for entry in entries], [entry.label for entry in entries], domains)
 
 
 def _read_list(path: Path, report: Report) -> list[Entry]:

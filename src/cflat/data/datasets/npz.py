@@ -6,7 +6,7 @@ import math
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -42,7 +42,7 @@ OPTIONAL = ("class_names", "domain_train", "domain_test", "domain_names", "split
 )
 def load_npz(source: Source) -> Dataset:
     """Load the arrays; nothing in the file is unpickled."""
-    return _load(source.find(), ArrayPixels)  # type: ignore[arg-type]
+    return _load(source.find(), ArrayPixels)
 
 
 @register_dataset(
@@ -64,12 +64,18 @@ def load_features(source: Source) -> Dataset:
     return _load(source.find(), ArrayVectors)
 
 
-def _load(path: Path, store: Callable[[npt.NDArray[np.generic], str], PixelStore]) -> Dataset:
+def _load(path: Path, make_store: Callable[[Any, str], PixelStore]) -> Dataset:
     arrays = read_arrays(path, REQUIRED, OPTIONAL)
-    has_domains = "domain_train" in arrays
-    if has_domains != ("domain_test" in arrays):
+    if ("domain_train" in arrays) != ("domain_test" in arrays):
         raise DataError(f"{str(path)!r} has only one of domain_train and domain_test; give both or neither.")
-    train, test = (_images(arrays, split, path, store) for split in ("train", "test"))
+    sets = []
+    for part in ("train", "test"):
+        store = make_store(arrays[f"x_{part}"], f"x_{part} of {path.name}")
+        labels = _integers(arrays, f"y_{part}", len(store), path)
+        key = f"domain_{part}"
+        domains = _integers(arrays, key, len(store), path) if key in arrays else None
+        sets.append(ImageSet(store, labels, domains=domains))
+    train, test = sets
     class_names = _names(arrays, "class_names", train.labels, path)
     domain_names = None if train.domains is None else _names(arrays, "domain_names", train.domains, path)
     split = tuple(_integers(arrays, "split", 2, path).tolist()) if "split" in arrays else None
@@ -132,16 +138,6 @@ def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) 
     return array
 
 
-def _images(
-    arrays: Arrays, split: str, path: Path, make_store: Callable[[npt.NDArray[np.generic], str], PixelStore]
-) -> ImageSet:
-    store = make_store(arrays[f"x_{split}"], f"x_{split} of {path.name}")
-    labels = _integers(arrays, f"y_{split}", len(store), path)
-    domain_key = f"domain_{split}"
-    domains = _integers(arrays, domain_key, len(store), path) if domain_key in arrays else None
-    return ImageSet(store, labels, domains=domains)
-
-
 def _integers(arrays: Arrays, name: str, count: int, path: Path) -> npt.NDArray[np.generic]:
     array = arrays[name]
     if array.shape != (count,) or not np.issubdtype(array.dtype, np.integer):
@@ -158,14 +154,12 @@ def _integers(arrays: Arrays, name: str, count: int, path: Path) -> npt.NDArray[
 
 def _names(arrays: Arrays, name: str, numbers: npt.NDArray[np.int64], path: Path) -> tuple[str, ...]:
     """Return the stored names, or the numbers themselves up to the largest in the train split."""
-    if name in arrays:
-        names = arrays[name]
-        if names.ndim != 1 or names.dtype.kind not in "US":
-            raise DataError(
-                f"{name} of {str(path)!r} must be a list of text, got {names.dtype} of shape {names.shape}."
-            )
-        try:
-            return tuple(str(entry) for entry in names.astype(str))
-        except UnicodeError:
-            raise DataError(f"{name} of {str(path)!r} must be ASCII or Unicode text; save names.astype(str).") from None
-    return tuple(str(number) for number in range(count_labels(numbers, str(path))))
+    if name not in arrays:
+        return tuple(map(str, range(count_labels(numbers, str(path)))))
+    names = arrays[name]
+    if names.ndim != 1 or names.dtype.kind not in "US":
+        raise DataError(f"{name} of {str(path)!r} must be a list of text, got {names.dtype} of shape {names.shape}.")
+    try:
+        return tuple(map(str, names.astype(str)))
+    except UnicodeError:
+        raise DataError(f"{name} of {str(path)!r} must be ASCII or Unicode text; save names.astype(str).") from None
