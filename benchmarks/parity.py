@@ -31,6 +31,7 @@ ORIGINALS = {
     "pilot": "sun-hailong/LAMDA-PILOT",
     "pycil": "G-U-N/PyCIL",
     "mammoth": "aimagelab/mammoth",
+    "slca": "GengDavid/SLCA",
     "infty": "THUDM/INFTY",
     "cflat": "WanNaa/C-Flat",
     "sam": "davda54/sam",

@@ -142,18 +142,19 @@ class TinyData:
         return Task(index, f"task {index}", classes, *(self.image_set(split, classes) for split in ("train", "test")))
 
     nb_tasks = TASKS
+    dataset_name = "tiny"
 
     def get_task_size(self, task: int) -> int:
         """Answer as PILOT's data manager does."""
         return EACH
 
     def get_dataset(
-        self, indices: Sequence[int], source: str, mode: str, appendent: Any = None, ret_data: bool = False
+        self, indices: Sequence[int], source: str, mode: str, appendent: Any = None, ret_data: bool = False, **_: Any
     ) -> Any:
         """Answer as PILOT's data manager does; images are arrays of float64."""
         own = self.image_set(source, [int(index) for index in indices])
         images, labels = to_floats(own).numpy(), own.labels
-        if appendent is not None and len(appendent[0]):
+        if appendent and len(appendent[0]):
             images, labels = np.concatenate([images, appendent[0]]), np.concatenate([labels, appendent[1]])
         dataset = _Dataset(images, labels, mode)
         return (images, labels, dataset) if ret_data else dataset
@@ -217,7 +218,9 @@ class Ours:
         for phase in method.phases(task):
             method.enter_phase(task, phase)
             method.start_phase(task, phase, self.extract)
-            groups = [{"params": group.params} for group in method.param_groups(task, phase)]
+            groups = [
+                {"params": group.params, "lr_scale": group.lr_scale} for group in method.param_groups(task, phase)
+            ]
             optimizer, schedule = self.make_base(groups)
             steps = len(batches) // epochs
             for number, (images, labels) in enumerate(batches, start=1):
@@ -312,7 +315,7 @@ def sgd(weight_decay: float = 0.0, schedule: str = "constant", lr: float = RATE)
     """Return what makes SGD with momentum for a task, with its learning-rate schedule."""
 
     def make(groups: list[dict[str, Any]]) -> tuple[torch.optim.Optimizer, Any]:
-        optimizer = torch.optim.SGD(groups, lr=lr, momentum=0.9, weight_decay=weight_decay)
+        optimizer = torch.optim.SGD(_at_rate(groups, lr), momentum=0.9, weight_decay=weight_decay)
         cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=EPOCHS, eta_min=0.0)
         return optimizer, cosine if schedule == "cosine" else None
 
@@ -321,7 +324,11 @@ def sgd(weight_decay: float = 0.0, schedule: str = "constant", lr: float = RATE)
 
 def adam(lr: float = RATE) -> Any:
     """Return what makes Adam for a task."""
-    return lambda groups: (torch.optim.Adam(groups, lr=lr), None)
+    return lambda groups: (torch.optim.Adam(_at_rate(groups, lr)), None)
+
+
+def _at_rate(groups: list[dict[str, Any]], lr: float) -> list[dict[str, Any]]:
+    return [{"params": group["params"], "lr": lr * group["lr_scale"]} for group in groups]
 
 
 def module_pairs(ours: nn.Module, theirs: nn.Module) -> Pairs:

@@ -41,6 +41,7 @@ from torch import Tensor, nn
 
 from cflat.nn import Backbone
 
+sys.modules.setdefault("timm.models.layers.weight_init", timm.layers.weight_init)  # where the originals' timm had it
 Checkouts = Mapping[str, Checkout]
 ROWS: dict[str, tuple[str, Callable[[Checkout], Verified]]] = {}
 """By name: the checkout that a row needs, and what makes it."""
@@ -96,7 +97,6 @@ def row(name: str, checkout: str) -> Callable[[Callable[[Checkout], Verified]], 
 @contextmanager
 def learner_of(checkout: Checkout, name: str, make_backbone: Callable[..., Any], **args: Any) -> Iterator[Any]:
     """Give a learner of PILOT on a small network, which is made from its arguments, and the recorder of its batches."""
-    sys.modules.setdefault("timm.models.layers.weight_init", timm.layers.weight_init)  # where PILOT's timm had it
     with checkout.imported("models.base", f"models.{name}", "utils.inc_net") as modules:
         recorder = Recorder()
         base, own, networks = modules
@@ -461,6 +461,72 @@ def coda_prompt(checkout: Checkout) -> Verified:
         found = run_lockstep(learner, ours, recorder, pairs, answers)
     why = "components per task, not in total; a constant rate here"
     return Verified("coda_prompt", checkout.version, ON_VIT, *found, why)
+
+
+@row("slca", "slca")
+def slca(checkout: Checkout) -> Verified:
+    """A slow backbone; a head aligned with the numbers that the original drew, before which it is compared, too."""
+    states: list[Tensor] = []
+    align = {"align_epochs": EPOCHS, "align_lr": RATE, "align_weight_decay": DECAY}
+    with checkout.imported("models.base", "models.slca", "utils.inc_net", "convs.vits") as (base, own, networks, vits):
+        recorder = Recorder()
+        base.DataLoader = own.DataLoader = recorder
+        own.batch_size, own.weight_decay = BATCH, DECAY
+        networks.get_convnet = lambda *_: _slca_network(vits)
+        seed_all()
+        args = {"model_postfix": "", "prefix": "", "run_id": 0, "lr": RATE, "ca_epochs": EPOCHS}
+        learner = own.SLCA({**ARGS, **args, "model_name": "slca", "ca_with_logit_norm": 0.1})
+        learner.save_checkpoint = lambda *_, **__: None
+        theirs, drawing = learner._network, learner._stage2_compact_classifier
+
+        def note_state(task_size: int) -> None:
+            states[:] = [torch.get_rng_state()]
+            with in_doubles():
+                drawing(task_size)
+
+        learner._stage2_compact_classifier = note_state
+        ours = Ours("slca", fresh_backbone(), sgd(DECAY), **align)
+
+        def pairs(task: int) -> Pairs:
+            method, found = ours.method, module_pairs(ours.method.network.backbone.model, theirs.convnet)
+            trained, aligned = getattr(theirs.fc, "old_state_dict", {}), theirs.fc.state_dict()
+            is_done = len(trained) == len(aligned)
+            for heads, others in ((method.network.head, trained), (method.aligned, aligned)):
+                members = others.values() if is_done else aligned.values()
+                found += [(mine.data, other) for mine, other in zip(heads.parameters(), members, strict=True)]
+            if is_done:
+                factors = torch.linalg.cholesky(learner._class_covs)
+                found += [(method.gaussians.means, torch.from_numpy(learner._class_means))]
+                found += [(method.gaussians.factors, factors)]
+            return found
+
+        def same_numbers() -> None:
+            if states:
+                torch.set_rng_state(states[0])
+
+        answers = {"logits": logits_of(learner)}
+        found = run_lockstep(learner, ours, recorder, pairs, answers, train="_stage1_training", between=same_numbers)
+    why = "the original aligns with the rate of training, ours with `align_lr`, and draws in float32: here in float64"
+    return Verified("slca", checkout.version, ON_VIT, *found, why)
+
+
+def _slca_network(vits: Any) -> nn.Module:
+    """Return the authors' ViT with the weights of ours."""
+    model: nn.Module = vits.VisionTransformer(**SHAPE, num_classes=0)
+    model.load_state_dict(fresh_backbone().model.state_dict())
+    model.out_dim = DIM
+    return model
+
+
+@contextmanager
+def in_doubles() -> Iterator[None]:
+    """Let ``tensor.float()`` keep double precision, where an original would round in between."""
+    single = Tensor.float
+    Tensor.float = Tensor.double  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Tensor.float = single  # type: ignore[method-assign]
 
 
 SHAPE: dict[str, Any] = {

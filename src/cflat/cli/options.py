@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
@@ -18,6 +19,7 @@ MAX_WORD = 40
 """Characters of a part of a folder's name; file systems allow 255 bytes in all."""
 
 DataRoot = Annotated[str | None, typer.Option(help="Folder that holds the datasets; default $CFLAT_DATA")]
+Download = Annotated[bool, typer.Option("--download", help="Download the dataset if torchvision can and it is absent")]
 Weights = Annotated[str | None, typer.Option(help="Weights of the backbone: a file, timm (download), or random")]
 Score = Annotated[
     str | None, typer.Option("--score", help="Score to judge by, such as nme; default: the one its paper reports")
@@ -53,7 +55,8 @@ def takes_settings(*names: str, words: Any = None, file: bool = True) -> Callabl
     """Let a command take some of `SETTINGS`, ``--config`` and ``KEY=VALUE`` words; its first argument is their layer.
 
     A command with a parameter ``folders`` gets there the words that are no ``KEY=VALUE``. ``words`` says in the help
-    what the words are, where they are not any keys.
+    what the words are, where they are not any keys. With ``data_root`` comes ``--download``, which is an act and no
+    setting: it happens before the command, and no run remembers it.
     """
 
     def decorate(command: Command) -> Command:
@@ -61,6 +64,7 @@ def takes_settings(*names: str, words: Any = None, file: bool = True) -> Callabl
         annotations = {
             "overrides": Overrides if words is None else Annotated[list[str] | None, words],
             **{name: SETTINGS[name][1] for name in names},
+            **({"download": Download} if "data_root" in names else {}),
             **({"config": _CONFIG} if file else {}),
         }
         shared = [
@@ -76,7 +80,10 @@ def takes_settings(*names: str, words: Any = None, file: bool = True) -> Callabl
                 given["folders"] = [word for word in keys if "=" not in word or Path(word).is_dir()]
                 keys = [word for word in keys if word not in given["folders"]]
             chosen = {name: given.pop(name) for name in names}
-            command(chosen_layer(given.pop("config", None), keys, **chosen), **given)
+            layer = chosen_layer(given.pop("config", None), keys, **chosen)
+            if given.pop("download", None):
+                download_data(layer)
+            command(layer, **given)
 
         made: Any = call
         made.__signature__ = inspect.Signature([*shared, *others])
@@ -93,6 +100,19 @@ def chosen_layer(config: Path | None, overrides: list[str] | None, **options: st
     layers: list[dict[str, Any]] = [read_document(config)] if config is not None else []
     layers += [nested(SETTINGS[name][0], value) for name, value in options.items() if value is not None]
     return merge(*layers, parse_overrides(overrides or []))
+
+
+def download_data(layer: dict[str, Any]) -> None:
+    """Download the dataset that a layer names, unless it is there."""
+    from cflat.data import download_dataset
+
+    data = layer.get("data")
+    name, root = (data.get("name"), data.get("root")) if isinstance(data, dict) else (data, None)
+    if not isinstance(name, str) or not isinstance(root, str | None):
+        raise ConfigError("--download needs the dataset: add --data NAME, and --data-root DIR or $CFLAT_DATA.")
+    if os.environ.get("WORLD_SIZE", "1") != "1":  # every rank would write the same files
+        raise ConfigError(f"--download is for one process; before the ranks start: cflat check-data {name} --download")
+    download_dataset(name, root)
 
 
 def comma_names(text: str) -> list[str]:

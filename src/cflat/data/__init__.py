@@ -3,6 +3,7 @@
 from cflat.data.catalog import DatasetSpec, dataset_spec, list_datasets, load_dataset, locate_dataset, register_dataset
 from cflat.data.check import DataReport, check_dataset
 from cflat.data.dataset import Dataset
+from cflat.data.download import download_dataset
 from cflat.data.images import ImageSet, vector_size
 from cflat.data.inputs import INPUTS, eval_transform, train_transform
 from cflat.data.loader import Batch, BatchLoader
@@ -16,6 +17,6 @@ from cflat.data import datasets as _datasets  # isort: skip  # noqa: F401  enter
 __all__ = [
     "INPUTS", "Batch", "BatchLoader", "DataReport", "Dataset", "DatasetSpec", "ExemplarMemory", "ImageSet",
     "Outline", "ReservoirMemory", "Split", "Stream", "Task", "Transform", "build_stream", "check_dataset",
-    "class_order", "dataset_spec", "eval_transform", "herding", "list_datasets", "load_dataset", "locate_dataset",
-    "register_dataset", "train_transform", "vector_size", "with_label_noise",
+    "class_order", "dataset_spec", "download_dataset", "eval_transform", "herding", "list_datasets", "load_dataset",
+    "locate_dataset", "register_dataset", "train_transform", "vector_size", "with_label_noise",
 ]  # fmt: skip

@@ -163,7 +163,7 @@ def locate_dataset(name: str, root: str | Path | None = None) -> Path | None:
         ConfigError: If the catalogue has no such name.
         DataError: If they are not there.
     """
-    source = _source(name, root)
+    source = source_of(name, root)
     return None if source.spec.is_embedded else source.find()
 
 
@@ -173,7 +173,7 @@ def read_dataset(name: str, root: str | Path | None, *, report: Report = refuse,
     ``how`` are further fields of `Source`.
     """
     spec, loader = _resolve(name)
-    loaded = loader(_source(name, root, report=report, **how))
+    loaded = loader(source_of(name, root, report=report, **how))
     dataset = replace(loaded, name=name if spec.takes_path else spec.name, split=spec.split or loaded.split)
     # A class too few or too many would shift the labels of all that follow, and with them the class order.
     if spec.num_classes not in (None, dataset.num_classes):
@@ -182,7 +182,8 @@ def read_dataset(name: str, root: str | Path | None, *, report: Report = refuse,
     return dataset
 
 
-def _source(name: str, root: str | Path | None, **how: Any) -> Source:
+def source_of(name: str, root: str | Path | None, **how: Any) -> Source:
+    """Return where a dataset is looked for; ``how`` are further fields of `Source`."""
     spec, _ = _resolve(name)
     if spec.takes_path:
         return Source(spec, path=_user_path(name.partition(":")[2]), **how)
