@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 
 .PHONY: demo test test-slow test-integrations lint format tables figures study-check docs clean
 
-demo: $(VENV)/.bench  ## train digits with plain SGD, C-Flat and C-Flat Turbo; show what it gained and cost
+demo: $(VENV)/.bench  ## train digits with SGD, C-Flat, C-Flat Turbo and Forecast; show gain and cost
 	$(BIN)/cflat demo
 
 # Two workers with one thread each: torch's own threads would only fight over two cores.

@@ -79,7 +79,7 @@ def path_of(name: str) -> tuple[np.ndarray, float]:
 
 
 def draw_map(axes: Axes, paths: dict[str, np.ndarray]) -> None:
-    """Draw the valleys from above, and the ways of some optimizers; plain is dashed."""
+    """Draw the valleys from above, and the ways of some optimizers; SGD is dashed."""
     x, y = np.meshgrid(np.linspace(-1.5, 1.7, 65), np.linspace(-1.1, 1.3, 49))
     axes.contour(
         x, y, surface(torch.from_numpy(x), torch.from_numpy(y)).numpy(), levels=11, colors=GRID, linewidths=0.9
@@ -96,13 +96,13 @@ def draw_map(axes: Axes, paths: dict[str, np.ndarray]) -> None:
 
 
 def optimizer_page(out: Path, name: str) -> None:
-    """Draw where one optimizer goes, beside plain training."""
+    """Draw where one optimizer goes, beside SGD."""
     own, evaluations = path_of(name)
     with mpl.rc_context({**STYLE, "axes.grid": False}):
         figure = Figure(figsize=(5.2, 3.7), layout="constrained")
         axes = figure.subplots()
         draw_map(axes, {"none": path_of("none")[0], **({name: own} if name != "none" else {})})
-        title = OPTIMIZERS.get(name, (cflat.get_optimizer_spec(name).title,))[0]
+        title = "SGD" if name == "none" else OPTIMIZERS.get(name, (cflat.get_optimizer_spec(name).title,))[0]
         axes.set_title(
             f"{title}: {evaluations:.2f} evaluations per step, ends in the {_valley(own[-1])} valley", fontsize=9
         )
@@ -112,7 +112,7 @@ def optimizer_page(out: Path, name: str) -> None:
 def valley(out: Path, _: str) -> None:
     """Draw what flat means, and what it is sought for: the picture of the README."""
     with mpl.rc_context({**STYLE, "axes.grid": False}):
-        figure = Figure(figsize=(9.0, 3.3), layout="constrained")
+        figure = Figure(figsize=(7.4, 3.1), layout="constrained")
         left, right = figure.subplots(1, 2, width_ratios=(1.15, 1))
         _draw_profile(left)
         draw_map(right, {name: path_of(name)[0] for name in ("none", "c_flat")})

@@ -19,6 +19,12 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCES = {"optimizer": ROOT / "src/cflat/optim", "method": ROOT / "src/cflat/methods"}
 MARKER = re.compile(r"^<!-- facts: (optimizer|method) (\w+) -->$", flags=re.M)
 PRIME = re.compile(r"<msup>(<mi>[^<]*</mi>)<mi>&#x02032;</mi></msup>")
+ACCENTS = {
+    "<mo>&#x0005E;</mo></mover>": '<mo stretchy="false">&#x002C6;</mo></mover>',
+    '<mo stretchy="true">&#x000AF;</mo></mover>': '<mo stretchy="false">&#x000AF;</mo></mover>',
+    "<mo>&#x02016;</mo>": '<mo stretchy="false">&#x02016;</mo>',
+}
+"""Hats, bars and norms of latex2mathml, which Chromium stretches, or draws far above their letter."""
 OUTSIDE = re.compile(r"\[([^\]]+)\]\(((?:\.\./)+[^)#\s]+)\)")
 INLINE = re.compile(r'<span class="arithmatex">\\\((.*?)\\\)</span>', flags=re.S)
 DISPLAY = re.compile(r'<div class="arithmatex">\s*\\\[(.*?)\\\]\s*</div>', flags=re.S)
@@ -28,6 +34,7 @@ PLACES = {
     "methods": "Methods",
     "reference": "API",
     "tutorials": "Start here",
+    "results": "Results",
 }
 """Where pages of a folder go that the navigation does not name."""
 
@@ -73,6 +80,8 @@ def on_page_content(content: str, **_: Any) -> str:
 
 def _mathml(text: str, display: str) -> str:
     made = str(convert(html.unescape(text).strip(), display=display))
+    for wide, accent in ACCENTS.items():
+        made = made.replace(wide, accent)
     return PRIME.sub(r"<mrow>\1<mo>&#x02032;</mo></mrow>", made)  # as a superscript it would be too small to see
 
 

@@ -100,8 +100,12 @@ def _content(name: str) -> str:
 
 
 def _markdown(rows: Rows) -> str:
-    lines = [f"| {' | '.join(str(cell).replace('<', '&lt;') for cell in row)} |" for row in rows]
+    lines = [f"| {' | '.join(_cell(value) for value in row)} |" for row in rows]
     return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]]) + "\n"
+
+
+def _cell(value: object) -> str:
+    return str(value).replace("<", "&lt;").replace("|", r"\|")
 
 
 def _link(name: str) -> str:

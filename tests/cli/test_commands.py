@@ -205,7 +205,7 @@ def test_a_comparison_prints_both_tables(capsys: pytest.CaptureFixture[str]) -> 
     arguments = ["compare", *SMOKE[1:], "--optimizers", "none,sam", "--seeds", "0,1", "data.train_per_class=4"]
     text = output_of(capsys, *arguments, "--quiet")
     assert "mean ± deviation over 2 seeds" in text
-    assert "difference to none, score nme, seed by seed" in text
+    assert "difference to SGD, score nme, seed by seed" in text
     found = json_of(capsys, *arguments)
     assert [row["optimizer"] for row in found["rows"]] == ["none", "sam"]
     assert found["rows"][1]["evaluations_per_step"]["mean"] == 2

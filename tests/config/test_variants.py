@@ -22,6 +22,8 @@ def test_labels_are_as_written_and_read_like_a_title() -> None:
     assert parse_variant(" sam ").text == "sam"
     assert parse_variant("C-Flat:rho=0.1").text == "c_flat:rho=0.1"
     assert title_of("c_flat:rho=0.1") == "C-Flat, rho=0.1"
+    assert title_of("none:base.lr=0.1") == "SGD, base.lr=0.1"
+    assert title_of("none", base="adamw") == "AdamW"
 
 
 def test_commas_in_brackets_do_not_end_an_entry() -> None:

@@ -136,8 +136,8 @@ def test_an_optimizer_has_one_colour_in_all_figures_and_its_variants_shades_of_i
     def colors(*names: str) -> dict[str, str]:
         return group_colors(FigureData("f", "F", [Panel("", "x", "y", [Curve(n, [1.0], [1.0]) for n in names])]))
 
-    first = colors("plain", "C-Flat", "C-Flat Turbo", "epoch 1")
-    second = colors("+C-Flat Turbo, here", "C-Flat++", "C-Flat, rho=0.1", "C-Flat, rho=0.2", "plain")
+    first = colors("SGD", "C-Flat", "C-Flat Turbo", "epoch 1")
+    second = colors("+C-Flat Turbo, here", "C-Flat++", "C-Flat, rho=0.1", "C-Flat, rho=0.2", "AdamW, base.lr=0.1")
     assert first["C-Flat Turbo"] == second["+C-Flat Turbo, here"] == OPTIMIZERS["c_flat_turbo"][1]
     assert first["C-Flat"] == second["C-Flat, rho=0.1"]
     assert len(set(first.values())) == 4

@@ -60,10 +60,10 @@ def test_every_section_is_there(page: Page) -> None:
     assert names == expected
 
 
-def test_groups_are_everything_but_the_seed_and_the_plain_one_is_first(runs: Path) -> None:
+def test_groups_are_everything_but_the_seed_and_the_base_alone_is_first(runs: Path) -> None:
     report = collect_report([runs])
     assert [(group.name, len(group.records), len(group.finished)) for group in report.groups] == [
-        ("plain", 3, 3),
+        ("SGD", 3, 3),
         ("C-Flat Turbo", 3, 2),
     ]
     plain = report.groups[0]
@@ -77,7 +77,7 @@ def test_groups_are_everything_but_the_seed_and_the_plain_one_is_first(runs: Pat
 def test_the_headline_says_gain_certainty_and_cost(runs: Path) -> None:
     (sentence,) = collect_report([runs]).data.headlines
     assert re.search(
-        r"C-Flat Turbo (gains|loses) \d+\.\d\d points of average accuracy \(cnn\) (over|to) plain", sentence
+        r"C-Flat Turbo (gains|loses) \d+\.\d\d points of average accuracy \(cnn\) (over|to) SGD", sentence
     )
     assert "2 seeds" in sentence  # those that both have
     assert re.search(r"with [+-]\d+\.\d\d points at the end of the stream \(p = ", sentence)
@@ -105,7 +105,7 @@ def test_only_what_differs_in_the_optimizer_alone_is_compared(tmp_path: Path) ->
         write_run(tmp_path / f"none-short-{seed}", config_of(seed=seed, **short))
         write_run(tmp_path / f"sam-long-{seed}", config_of(optimizer="sam", seed=seed, **long))
     report = collect_report([tmp_path])
-    assert [group.name for group in report.groups] == ["plain, train.epochs=1", "SAM, train.epochs=5"]
+    assert [group.name for group in report.groups] == ["SGD, train.epochs=1", "SAM, train.epochs=5"]
     (sentence,) = report.data.headlines
     assert sentence.startswith("No two of these 2 configurations differ in the optimizer alone")
     assert "gains" not in sentence
@@ -116,14 +116,14 @@ def test_only_what_differs_in_the_optimizer_alone_is_compared(tmp_path: Path) ->
     for seed in range(2):
         write_run(tmp_path / f"none-long-{seed}", config_of(seed=seed, **long))
     (sentence,) = collect_report([tmp_path]).data.headlines
-    assert re.search(r"SAM, train.epochs=5 (gains|loses) .* (over|to) plain, train.epochs=5 ", sentence)
+    assert re.search(r"SAM, train.epochs=5 (gains|loses) .* (over|to) SGD, train.epochs=5 ", sentence)
 
 
 def test_where_and_how_a_run_was_made_keeps_nothing_apart(tmp_path: Path) -> None:
     write_run(tmp_path / "none", config_of(runtime={"threads": 1}))
     write_run(tmp_path / "sam", config_of(optimizer="sam", runtime={"threads": 2}, train={"checkpoint_minutes": 3}))
     report = collect_report([tmp_path])
-    assert [group.name for group in report.groups] == ["plain", "SAM"]
+    assert [group.name for group in report.groups] == ["SGD", "SAM"]
     assert re.search(r"SAM (gains|loses) ", report.data.headlines[0])
 
 
@@ -144,7 +144,7 @@ def test_optimizers_have_one_colour_on_every_page(runs: Path, tmp_path: Path) ->
     write_run(tmp_path / "turbo", config_of(optimizer="c_flat_turbo"))
     alone, both = (collect_report([root]).data.colors for root in (tmp_path, runs))
     assert alone["C-Flat Turbo"] == both["C-Flat Turbo"] == OPTIMIZERS["c_flat_turbo"][1]
-    assert both["plain"] == OPTIMIZERS["none"][1]
+    assert both["SGD"] == OPTIMIZERS["none"][1]
 
 
 def test_tasks_are_named_by_their_classes(tmp_path: Path) -> None:
@@ -441,7 +441,7 @@ def test_runs_tuned_by_one_search_are_compared_whatever_their_rates(tmp_path: Pa
     entries = {name: {"settings": own} for name, own in settings.items()}
     (tmp_path / "tuned.json").write_text(json.dumps({"optimizers": entries}))
     (sentence,) = collect_report([tmp_path]).data.headlines
-    assert re.search(r"^SAM, base.lr=0.05 (gains|loses) .* plain, base.lr=0.2 ", sentence)
+    assert re.search(r"^SAM, base.lr=0.05 (gains|loses) .* SGD, base.lr=0.2 ", sentence)
     assert "on test images" in sentence
     entries["sam"]["settings"]["base.lr"] = 0.04  # another search than that of these runs
     (tmp_path / "tuned.json").write_text(json.dumps({"optimizers": entries}))

@@ -34,7 +34,7 @@ app = typer.Typer(
     help="Train continual learners toward flat minima, and measure what that gains and costs.",
     epilog="""\b
 Examples:
-  cflat demo                plain SGD, C-Flat, Turbo and Forecast on digits, in two minutes
+  cflat demo                SGD, C-Flat, Turbo and Forecast on digits, in two minutes
   cflat run --method icarl --data digits --optimizer c_flat_turbo
   cflat plan --method icarl --data digits --optimizer c_flat_turbo
   cflat compare --method icarl --data digits --optimizers none,c_flat,c_flat_turbo --seeds 0,1,2

@@ -9,7 +9,7 @@ from itertools import cycle
 from cflat.figures.figure import Bars, Curve, FigureData, Heatmap
 
 OPTIMIZERS = {
-    "none": ("plain", "#4d4d4d", "#b9bec6"),
+    "none": ("base optimizer", "#4d4d4d", "#b9bec6"),
     "sam": ("SAM", "#0072b2", "#4ba3de"),
     "asam": ("ASAM", "#56b4e9", "#7cc8f2"),
     "gsam": ("GSAM", "#7f3c8d", "#b47cc1"),
@@ -32,7 +32,7 @@ _SHADES = (0.0, 0.45, -0.35, 0.7)
 """Variants of one optimizer: its colour, then mixed with white (above 0) or black; more than these start anew."""
 
 COLORS = ("#4d4d4d", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9", "#7f3c8d")
-"""Told apart by colour-blind readers (after Okabe and Ito); the first, grey, suits the plain reference."""
+"""Told apart by colour-blind readers (after Okabe and Ito); the first, grey, suits the reference."""
 INK = "#33373d"
 """Text and axes."""
 GRID = "#d9dce1"
@@ -81,6 +81,7 @@ def optimizer_of(label: str) -> str | None:
 _LABELS = {
     **{title.lower(): name for name, (title, _, _) in OPTIMIZERS.items()},
     **{name: name for name in OPTIMIZERS},
+    **dict.fromkeys(("plain", "sgd", "qhm", "adam", "adamw", "nadam", "radam", "rmsprop", "adagrad", "muon"), "none"),
     "turbo": "c_flat_turbo",
     "forecast": "c_flat_forecast",
     "reuse only": "c_flat_turbo",

@@ -20,6 +20,7 @@ from cflat.metrics import Spread, spread
 from cflat.optim import get_optimizer_spec
 from cflat.report.records import RunRecord
 from cflat.runs.folder import RunSummary
+from cflat.train.settings import base_class
 
 MAX_NAMED_KEYS = 3
 
@@ -144,7 +145,7 @@ def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
 
 
 def group_records(records: Sequence[RunRecord]) -> list[Group]:
-    """Group runs by everything but the seed: subject by subject, the plain optimizer first."""
+    """Group runs by everything but the seed: subject by subject, the base optimizer alone first."""
     members = grouped(records, lambda record: json.dumps(flat_settings(record.config), sort_keys=True))
     subjects = list(dict.fromkeys(_subject(record.config) for record in records))
     ordered = sorted(
@@ -174,15 +175,15 @@ def differing_keys(settings: Sequence[dict[str, Any]]) -> list[str]:
     return [key for key in keys if any(own.get(key, absent) != settings[0].get(key, absent) for own in settings)]
 
 
-def title_of(optimizer: str) -> str:
-    """Return an optimizer's name as papers write it, with the settings that it may carry.
+def title_of(optimizer: str, base: str = "sgd") -> str:
+    """Return an optimizer's name as papers write it, with the settings that it may carry; ``none`` is its base.
 
-    >>> title_of("c_flat_turbo:reading=calibrated")
-    'C-Flat Turbo, reading=calibrated'
+    >>> title_of("c_flat_turbo:reading=calibrated"), title_of("none", base="adamw")
+    ('C-Flat Turbo, reading=calibrated', 'AdamW')
     """
     name, *settings = optimizer.split(":")
     with suppress(UnknownName):  # of a plug-in that is not here
-        name = get_optimizer_spec(name).title
+        name = base_class(base).__name__ if name == "none" else get_optimizer_spec(name).title
     return ", ".join([name, *settings])
 
 
@@ -215,10 +216,12 @@ def _variant(config: RunConfig, own: dict[str, Any], settings: Sequence[dict[str
     rivals = [other for other in kin if other["optimizer.name"] == own["optimizer.name"]]
     keys = [key for key in differing_keys(rivals) if key.startswith("optimizer.")]
     keys += [key for key in differing_keys(kin) if not (_is_apart(key) or key.startswith("optimizer."))]
+    if own["optimizer.name"] == "none" and "base.name" in keys:  # its title already
+        keys.remove("base.name")
     if len(rivals) > 1 and not keys:  # what sets them apart changes no result, but they have to be told apart
         keys = differing_keys(rivals)
     shown = [f"{key.removeprefix('optimizer.')}={plain_text(own.get(key))}" for key in keys[:MAX_NAMED_KEYS]]
-    return ", ".join([title_of(config.optimizer.name), *shown])
+    return ", ".join([title_of(config.optimizer.name, config.base.name), *shown])
 
 
 def _mean(rows: list[Sequence[float]]) -> list[float]:

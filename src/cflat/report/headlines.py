@@ -21,7 +21,7 @@ VISIBLE_POINTS = 0.005
 
 
 def reference_of(groups: Sequence[Group]) -> Group | None:
-    """Return the group that the others of a family are compared with: the plain optimizer, or else the first."""
+    """Return the group that the others of a family are compared with: the base optimizer alone, or else the first."""
     done = [group for group in groups if group.finished]
     return next((group for group in done if group.config.optimizer.name == "none"), done[0] if done else None)
 

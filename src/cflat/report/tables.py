@@ -16,7 +16,7 @@ from cflat.runs.folder import RunSummary
 
 
 def accuracy_table(groups: Sequence[Group]) -> Table:
-    """Return mean and deviation of each group, the best of each subject set apart, and differences to plain."""
+    """Return mean and deviation of each group, the best of each subject set apart, and differences to the reference."""
     done = [group for group in groups if group.finished]
     further = tuple(dict.fromkeys(name for group in done for name in group.further))
     titles = [metric_title(name) for name in (*HEADLINES, *further)]
@@ -41,8 +41,8 @@ def accuracy_table(groups: Sequence[Group]) -> Table:
     note = (
         f"In percent, ± standard deviation over seeds. {images} Accuracies and the difference are of the named score; "
         "columns with another one's name are of that. "
-        f"{definitions}. The difference is to the plain optimizer under the same settings (or each tuned by the same "
-        "search), paired by seed (t-test)."
+        f"{definitions}. The difference is to the base optimizer alone with the same settings (or each tuned by "
+        "the same search), paired by seed (t-test)."
     )
     columns = ("runs", "score", "seeds", *titles, "Avg against reference")
     return Table("Accuracy", columns, tuple(rows), note, num_text=2)
@@ -118,7 +118,7 @@ def tasks_table(records: Sequence[RunRecord]) -> Table | None:
 
 def _run_row(record: RunRecord) -> tuple[Cell, ...]:
     config, summary = record.config, record.summary
-    names = (record.name, config.method.name, config.data.name, title_of(config.optimizer.name))
+    names = (record.name, config.method.name, config.data.name, title_of(config.optimizer.name, config.base.name))
     if summary is not None:
         values = [100 * summary.value(name) for name in HEADLINES]
         numbers = [Cell(f"{value:.2f}", value) for value in values]

@@ -187,7 +187,7 @@ def _sweeps(groups: Sequence[Group]) -> Section | None:
         keys = differing_keys([group.settings for group in members])
         values: list[Any] = [group.settings.get(keys[0]) for group in members] if len(keys) == 1 else []
         if len(values) > 1 and all(map(is_number, values)):
-            name = f"{title_of(optimizer)}, {subject}"
+            name = f"{title_of(optimizer, members[0].config.base.name)}, {subject}"
             points = [
                 charts.SweepPoint(name, value, group.values("avg"), group.values("images_per_second"))
                 for group, value in zip(members, values, strict=True)

@@ -117,12 +117,17 @@ def analyze(
                     f"{config.method.name} takes no step that could be watched: choose a method that is trained by "
                     f"gradients, or a smaller --every than {every}."
                 )
-    histories = {name: GradientHistory.from_dict(title_of(name), found["history"]) for name, found in recorded.items()}
+    histories = {
+        name: GradientHistory.from_dict(title_of(name, config.base.name), found["history"])
+        for name, found in recorded.items()
+    }
     figures = [make(histories[config.optimizer.name]) for make in ALONE.values()]
     figures.append(evolution(list(histories.values())))
     if not only:
         figures += _sweeps(variants, summaries)
-        figures += _landscapes({title_of(name): found["landscapes"] for name, found in recorded.items()})
+        figures += _landscapes(
+            {title_of(name, config.base.name): found["landscapes"] for name, found in recorded.items()}
+        )
     figures = [figure for figure in figures if not only or figure.name in only]
     for figure in figures:
         write_json(out / f"{figure.name}.json", figure.to_dict())

@@ -59,6 +59,11 @@ def optimizer_of(row: SweepRow) -> str:
     return parse_variant(str(row.settings["optimizer.name"])).text
 
 
+def row_title(row: SweepRow) -> str:
+    """Return what tables, figures and sentences call a row; ``none`` has the name of its base optimizer."""
+    return title_of(optimizer_of(row), row.summaries[0].config.base.name)
+
+
 def comparison_values(result: SweepResult) -> dict[str, Any]:
     """Return the content of ``comparison.json``: every row, and how it differs from the first."""
     first = result.rows[0]
@@ -87,7 +92,7 @@ def write_comparison(folder: Path, result: SweepResult, headlines: Sequence[str]
     for row in result.rows:
         curves = [summary.headline.stage_accuracy.tolist() for summary in row.summaries]
         costs = row.values("images_per_second"), row.values("evaluations_per_step")
-        groups.append(RunGroup(title_of(optimizer_of(row)), curves, *costs))
+        groups.append(RunGroup(row_title(row), curves, *costs))
     title = f"{values['method']} on {values['data']}"
     images = ", validation images" if result.split == "validation" else ""
     heading = f"{title}, score {values['score']}, {len(result.seeds)} seeds{images}"

@@ -72,6 +72,8 @@ class RateCurves(ValidationStudy):
     rates: tuple[float, ...]
     within: float
     curves: tuple[RateCurve, ...]
+    base: str
+    """The base optimizer that all of them wrap."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the content of ``rates.json``."""
@@ -138,7 +140,7 @@ def rate_curves(
         by_seed = tuple(plateau(grid, values, within) for values in zip(*accuracy, strict=True))
         curves.append(RateCurve(name, own.get(name, {}), accuracy, plateau(grid, means, within), by_seed))
     subject = (first.method.name, first.data.name, protocol, metric, score, tuple(seeds))
-    found = RateCurves(*subject, tuple(grid), within, tuple(curves))
+    found = RateCurves(*subject, tuple(grid), within, tuple(curves), first.base.name)
     write_json(Path(out) / "rates.json", found.to_dict())
     return found
 
@@ -184,13 +186,17 @@ def _edge(
 def write_curves(folder: Path, found: RateCurves) -> Path:
     """Draw ``rates.png``; return its path."""
     points = [
-        SweepPoint(title_of(curve.optimizer), rate, values, ())
+        SweepPoint(title_of(curve.optimizer, found.base), rate, values, ())
         for curve in found.curves
         for rate, values in zip(found.rates, curve.accuracy, strict=True)
     ]
     title = f"{found.method} on {found.data}, score {found.score}, {len(found.seeds)} seeds, protocol {found.protocol}"
     plateaus = {
-        title_of(curve.optimizer): (curve.plateau.low, curve.plateau.high, curve.plateau.best_accuracy - found.within)
+        title_of(curve.optimizer, found.base): (
+            curve.plateau.low,
+            curve.plateau.high,
+            curve.plateau.best_accuracy - found.within,
+        )
         for curve in found.curves
     }
     name = f"within {100 * found.within:g} points of the best"

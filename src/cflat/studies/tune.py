@@ -139,8 +139,9 @@ def tune(
 
 def write_search(folder: Path, tuning: Tuning) -> Path:
     """Draw everything that was tried into ``search.png``; return its path."""
+    base = tuning.base
     points = [
-        TrialPoint(title_of(name), trial.settings, trial.score, trial.state == "complete", trial is tuned.best)
+        TrialPoint(title_of(name, base), trial.settings, trial.score, trial.state == "complete", trial is tuned.best)
         for name, tuned in tuning.optimizers.items()
         for trial in tuned.trials
     ]

@@ -15,6 +15,7 @@ from cflat._errors import ConfigError, DataError, shortened
 from cflat._files import read_text
 from cflat._registry import suggest
 from cflat.config.documents import Layer, merge
+from cflat.config.presets import resolve_config
 from cflat.runs.folder import RunFolder
 from cflat.studies.space import Settings
 
@@ -116,6 +117,11 @@ class Tuning(ValidationStudy):
     ranges: Mapping[str, Mapping[str, Any]]
     """By optimizer and key: what was searched."""
     optimizers: Mapping[str, Tuned]
+
+    @property
+    def base(self) -> str:
+        """The base optimizer that all of them wrap."""
+        return resolve_config(self.shared).base.name
 
     @property
     def settings(self) -> dict[str, Settings]:

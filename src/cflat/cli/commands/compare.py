@@ -74,20 +74,20 @@ def command(
 def show_comparison(result: SweepResult) -> None:
     """Print the two tables: numbers with their spread, and differences to the first optimizer."""
     from cflat.metrics import HEADLINES, METRICS
-    from cflat.studies.compare import optimizer_of
+    from cflat.studies.compare import row_title
 
     first, *others = result.rows
     config, n, out = first.summaries[0].config, len(result.seeds), console()
     what = f"mean ± deviation over {n} seeds, accuracies on {result.split} images in percent"
-    rows = [[optimizer_of(row), *spread_cells(row.spreads, result.further)] for row in result.rows]
+    rows = [[row_title(row), *spread_cells(row.spreads, result.further)] for row in result.rows]
     title = f"{config.method.name} on {config.data.name}, score {first.score}: {what}"
     out.print(table(title, ["optimizer", *spread_columns(result.further)], rows))
     if others:
         title = (
-            f"difference to {optimizer_of(first)}, score {first.score}, seed by seed, in points "
+            f"difference to {row_title(first)}, score {first.score}, seed by seed, in points "
             f"(p: paired t-test, n = {n})"
         )
-        rows = [[optimizer_of(one), *(one.difference(first, m).text(scale=100) for m in HEADLINES)] for one in others]
+        rows = [[row_title(one), *(one.difference(first, m).text(scale=100) for m in HEADLINES)] for one in others]
         out.print()
         out.print(table(title, ["optimizer", *(METRICS[name].title for name in HEADLINES)], rows))
         if all(one.values(name) == first.values(name) for one in others for name in HEADLINES):

@@ -1,4 +1,4 @@
-"""``cflat demo``: plain SGD, C-Flat, C-Flat Turbo and Forecast on the embedded digits."""
+"""``cflat demo``: SGD, C-Flat, C-Flat Turbo and Forecast on the embedded digits."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def command(
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
-    """Compare plain SGD, C-Flat, C-Flat Turbo and Forecast on digits, two classes at a time, over four seeds."""
+    """Compare SGD, C-Flat, C-Flat Turbo and Forecast on digits, two classes at a time, over four seeds."""
     from cflat.studies.compare import compare, comparison_values, write_comparison
 
     with job_executor("local", out, quiet or json) as executor:
@@ -82,8 +82,8 @@ def story(result: SweepResult) -> list[str]:
 
 def _verdict(result: SweepResult) -> str:
     """Name the gains in average accuracy that are significant (paired t-tests, Holm), or say that none is."""
-    plain, *others = result.rows
-    gains = [(row.difference(plain, "avg"), _title(row)) for row in others]
+    reference, *others = result.rows
+    gains = [(row.difference(reference, "avg"), _title(row)) for row in others]
     gains.sort(key=lambda gain: (math.isnan(gain[0].p), gain[0].p))
     significant = []
     for place, (gain, title) in enumerate(gains):
@@ -96,13 +96,12 @@ def _verdict(result: SweepResult) -> str:
         "Turbo was level with SGD (16 seeds). On other streams it differs: docs/results/README.md."
     )
     if not significant:
-        return f"No difference in average accuracy to plain SGD is significant {seeds}. {more}"
+        return f"No difference in average accuracy to SGD is significant {seeds}. {more}"
     rest = "" if len(significant) == len(gains) else ", and no other"
-    return f"Significantly different from plain SGD in average accuracy {seeds}: {'; '.join(significant)}{rest}. {more}"
+    return f"Significantly different from SGD in average accuracy {seeds}: {'; '.join(significant)}{rest}. {more}"
 
 
 def _title(row: SweepRow) -> str:
-    from cflat.report.groups import title_of
-    from cflat.studies.compare import optimizer_of
+    from cflat.studies.compare import row_title
 
-    return title_of(optimizer_of(row))
+    return row_title(row)

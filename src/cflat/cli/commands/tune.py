@@ -105,13 +105,15 @@ def command(
 
 
 def _show(tuning: Tuning) -> None:
+    from cflat.report.groups import title_of
     from cflat.studies.tuned import METRICS, PROTOCOLS
 
     keys = list(dict.fromkeys(key for settings in tuning.settings.values() for key in settings))
+    base = tuning.base
     rows = []
     for name, tuned in tuning.optimizers.items():
         best, budget = tuned.best, tuned.budget
-        cells = [name, *(_value(best.settings.get(key)) for key in keys), percent(best.score)]
+        cells = [title_of(name, base), *(_value(best.settings.get(key)) for key in keys), percent(best.score)]
         cells.append(f"{budget['trials']} ({budget['pruned'] + budget['diverged']})")
         rows.append([*cells, f"{budget['images']:,}", f"{budget['evaluations']:,}", f"{budget['seconds']:.0f}"])
     n = len(tuning.seeds)
@@ -128,11 +130,12 @@ def _show(tuning: Tuning) -> None:
 
 def _show_curves(found: RateCurves) -> None:
     from cflat.metrics import spread
+    from cflat.report.groups import title_of
 
     rows = []
     for curve in found.curves:
         plateau = curve.plateau
-        cells = [curve.optimizer, f"{plateau.best_rate:g}", percent(plateau.best_accuracy)]
+        cells = [title_of(curve.optimizer, found.base), f"{plateau.best_rate:g}", percent(plateau.best_accuracy)]
         cells += [f"{plateau.low:.2g} to {plateau.high:.2g}", f"{plateau.decades:.2f}{' or more' * plateau.is_cut_off}"]
         rows.append([*cells, spread([one.decades for one in curve.by_seed]).text()])
     n = len(found.seeds)
