@@ -489,54 +489,70 @@ def _claim_table(claim: Claim, contrast: Contrast, verdict: Verdict, lines: Sequ
 # -- the README -------------------------------------------------------------------------------------------------
 
 
+SCALES = {
+    "A": "A: small networks, 8 streams",
+    "B": "B: ResNet-8 from scratch at 16 px, iCaRL and MEMO",
+    "C": "C: ViT-Tiny at 64 px, RanPAC and APER",
+    "P": "P: the paper's settings, ViT-Tiny at 64 px, EASE, DUCT and L2P",
+}
+
+
 def fragment(lines: Sequence[Line]) -> str:
-    """Return the README's table and its sentences of advice."""
-    scales = {
-        "A": "A: small networks, 8 streams",
-        "B": "B: ResNet-8 from scratch at 16 px, iCaRL and MEMO",
-        "C": "C: ViT-Tiny at 64 px, RanPAC and APER",
-        "P": "P: the paper's settings, ViT-Tiny at 64 px, EASE, DUCT and L2P",
-    }
-    rows: list[list[object]] = [["optimizer", "evaluations", *scales.values()]]
+    """Return the README's table and its sentences of advice: of what is complete, and how far the rest has come."""
+    complete = {name: complete_streams(name, lines) for name in BLOCKS}
+    shown = [name for name, streams in complete.items() if streams]
+    rows: list[list[object]] = [["optimizer", "evaluations", *(_column_title(name, complete[name]) for name in shown)]]
     for row in README_ROWS:
-        cells = [_readme_cell(row, block, lines) for block in scales]
-        rows.append([ROWS[row].title, f"{ROWS[row].cost:g}" if not lines else _evaluations(row, lines), *cells])
-    return _document(table(rows), _caption(lines), [f"- {sentence}" for sentence in advice(lines)])
-
-
-def _caption(lines: Sequence[Line]) -> str:
-    return (
-        "First row: Avg of SGD in %; others: difference in points, paired by class order, images and seed, mean over "
-        f"streams with its 95 % interval. {_progress_sentence(lines)}"
+        cells = [_readme_cell(row, name, complete[name]) for name in shown]
+        if set(cells) - {"-"}:
+            rows.append([_title(row, shown), _evaluations(row, shown, lines), *cells])
+    caption = (
+        "First row: Avg in %; others: difference in points, paired by class order, images and seed, mean with its 95 % "
+        "interval over streams, or over replicates where there is one stream."
     )
+    parts = [table(rows), caption] if shown else []
+    return _document(*parts, _progress_sentence(lines), [f"- {sentence}" for sentence in advice(lines)])
 
 
-def _evaluations(row: str, lines: Sequence[Line]) -> str:
-    own = [line.evaluations_per_step for line in lines if line.row == row and line.stage == "final"]
-    return f"{sum(own) / len(own):.1f}" if own else f"about {ROWS[row].cost:g}"
+def complete_streams(name: str, lines: Sequence[Line]) -> dict[str, Finals]:
+    """Return the streams of a block of which every final run is there."""
+    block = BLOCKS[name]
+    by_stream = {stream: final_runs(lines, stream) for stream in block.streams}
+    return {
+        stream: finals
+        for stream, finals in by_stream.items()
+        if len(finals) == block.final_replicates and all(len(rows) == len(block.rows) for rows in finals.values())
+    }
 
 
-def _readme_cell(row: str, name: str, lines: Sequence[Line]) -> str:
+def _column_title(name: str, complete: Mapping[str, Finals]) -> str:
+    if len(complete) == len(BLOCKS[name].streams):
+        return SCALES[name]
+    titles = "; ".join(STREAMS[stream].title for stream in complete)
+    settings = ", the paper's settings" if BLOCKS[name].reference == "plain" else ""
+    return f"{name}, so far: {titles}{settings}; {BLOCKS[name].final_replicates} replicates"
+
+
+def _title(row: str, shown: Sequence[str]) -> str:
+    return "plain" if row == "sgd" and shown == ["P"] else ROWS[row].title
+
+
+def _evaluations(row: str, shown: Sequence[str], lines: Sequence[Line]) -> str:
+    rows = {row, *(BLOCKS[name].reference for name in shown if row == "sgd")}
+    own = [line for line in lines if line.block in shown and line.row in rows and line.stage == "final"]
+    return f"{sum(line.evaluations_per_step for line in own) / len(own):.1f}" if own else "-"
+
+
+def _readme_cell(row: str, name: str, complete: Mapping[str, Finals]) -> str:
     block = BLOCKS[name]
     row = block.reference if row == "sgd" else row
     if row not in block.rows:
         return "-"
-    by_stream = {stream: final_runs(lines, stream) for stream in block.streams}
-    complete = {
-        stream: own
-        for stream, own in by_stream.items()
-        if sum({row, block.reference} <= set(rows) for rows in own.values()) == block.final_replicates
-    }
-    if not complete:
-        done, total = complete_replicates(name, lines)
-        return f"not yet ({done} of {total})"
-    # A block of which some streams are complete shows these, by name.
-    only = "" if len(complete) == len(by_stream) else f" ({', '.join(complete)} only)"
     if row == block.reference:
-        return f"{100 * sum(row_means(own, 'avg')[row] for own in complete.values()) / len(complete):.1f} %{only}"
+        return f"{100 * sum(row_means(own, 'avg')[row] for own in complete.values()) / len(complete):.1f} %"
     effects = [stream_effect(differences(own, Contrast(row, block.reference))) for own in complete.values()]
     found = [effect for effect in effects if effect is not None]
-    return points(random_effects(found) if len(found) > 1 else found[0]) + only
+    return points(random_effects(found) if len(found) > 1 else found[0])
 
 
 def advice(lines: Sequence[Line]) -> list[str]:
@@ -551,8 +567,12 @@ def advice(lines: Sequence[Line]) -> list[str]:
                 return f"{question} **{verdict.text.capitalize()}**{where}: {effect}."
         return f"{question} Not yet decided."
 
-    return [
-        answer("qhm_average", "sgd", "First the free things, momentum and averaging (QHM + average against SGD):"),
-        answer("c_flat", "sgd", "Does flatness pay for four evaluations (C-Flat against SGD)?"),
-        answer("turbo", "c_flat", "Can it be had for less (C-Flat Turbo against C-Flat)?"),
-    ]
+    questions = (
+        ("qhm_average", "sgd", "First the free things, momentum and averaging (QHM + average against SGD):"),
+        ("c_flat", "sgd", "Does flatness pay for four evaluations (C-Flat against SGD)?"),
+        ("turbo", "c_flat", "Can it be had for less (C-Flat Turbo against C-Flat)?"),
+    )
+    answers = [answer(*question) for question in questions]
+    if all(text.endswith("Not yet decided.") for text in answers):
+        return ["None of the study's contrasts is decided yet: verdicts are given when all replicates are there."]
+    return answers
