@@ -510,7 +510,14 @@ def fragment(lines: Sequence[Line]) -> str:
         "First row: Avg in %; others: difference in points, paired by class order, images and seed, mean with its 95 % "
         "interval over streams, or over replicates where there is one stream."
     )
-    parts = [table(rows), caption] if shown else []
+    # A number from a stream that measures training speed must not pass for one about flatness.
+    conditions = [
+        f"`{stream}`: {_condition(finals, BLOCKS[name].reference)}"
+        for name in shown
+        if len(complete[name]) < len(BLOCKS[name].streams)
+        for stream, finals in complete[name].items()
+    ]
+    parts = [table(rows), " ".join([caption, *conditions])] if shown else []
     return _document(*parts, _progress_sentence(lines), [f"- {sentence}" for sentence in advice(lines)])
 
 
