@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import weakref
 from abc import abstractmethod
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_type_hints
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,7 @@ from cflat._errors import ClosureError
 from cflat._ranges import CountOrZero, Positive, check, checked
 from cflat.optim._callers import is_absent, reject_late_changes, reject_scaler, reject_skipped_micro_batches
 from cflat.optim._checkpoint import VERSION, load_memories, reject_foreign_state, reject_foreign_tensors
+from cflat.optim._guards import BufferGuard
 from cflat.optim._memory import DirectionMemory
 from cflat.optim._passes import Direction, Evaluation, Passes
 from cflat.optim._schedules import Radius
@@ -65,6 +67,13 @@ class StepOptions:
             raise ValueError(f"process_group must be a ProcessGroup, 'auto' or None, got {self.process_group!r}.")
 
 
+class Common(TypedDict, total=False):
+    """The keywords that every optimizer takes besides its own; see `SharpnessAware`."""
+
+    model: nn.Module | None
+    options: StepOptions | None
+
+
 class SharpnessAware(Wrapper):
     """Wrap a torch optimizer so that it descends along a direction computed from several evaluations.
 
@@ -94,6 +103,7 @@ class SharpnessAware(Wrapper):
         super().__init_subclass__(**kwargs)
         if "__init__" in cls.__dict__:
             checked(cls)
+            _spell_out_common(cls.__init__)
 
     @checked
     def __init__(
@@ -114,6 +124,7 @@ class SharpnessAware(Wrapper):
         self._radius = rho
         self._memories: dict[str, DirectionMemory] = defaultdict(DirectionMemory)
         self._model = model
+        self._buffers = BufferGuard(model if self.options.guard_buffers else None)
         self._gradient_hooks: OrderedDict[int, Callable[[Evaluation], None]] = OrderedDict()
         self._in_flight: weakref.ref[Passes] | None = None
         self._noted: dict[str, Any] = {}  # by the step in flight, for the telemetry
@@ -359,7 +370,7 @@ class SharpnessAware(Wrapper):
     @property
     def guarded_module(self) -> nn.Module | None:
         """The module whose buffers extra evaluations leave alone, if there is one."""
-        return self._model if self.options.guard_buffers else None
+        return self._buffers.module
 
     # -- what `Passes` needs ------------------------------------------------------------------------------------
 
@@ -418,3 +429,18 @@ class SharpnessAware(Wrapper):
             for memory in self._memories.values():
                 memory.commit()
             self.telemetry.cache_age = self.cache_age()
+
+
+def _spell_out_common(init: Any) -> None:
+    """Show ``model`` and ``options`` in the signature of a constructor that passes them on as ``**common``."""
+    signature = inspect.signature(init)
+    own = [parameter for parameter in signature.parameters.values() if parameter.annotation != "Unpack[Common]"]
+    if len(own) < len(signature.parameters):
+        hints = get_type_hints(Common)
+        model, options = (
+            inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=h) for n, h in hints.items()
+        )
+        init.__signature__ = signature.replace(parameters=[*own[:2], model, *own[2:], options])
+        init.__annotations__ = {
+            p.name: p.annotation for p in init.__signature__.parameters.values() if p.name != "self"
+        }

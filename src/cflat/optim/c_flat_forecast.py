@@ -20,11 +20,13 @@ from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
+from typing_extensions import Unpack
 
 from cflat.optim.engine import (
     EPS,
+    Common,
     Direction,
     FlatnessAware,
     NotNegative,
@@ -32,7 +34,6 @@ from cflat.optim.engine import (
     Products,
     Radius,
     Range,
-    StepOptions,
     Vector,
     Weights,
     dot,
@@ -87,14 +88,13 @@ class CFlatForecast(FlatnessAware):
         self,
         base: Optimizer,
         *,
-        model: nn.Module | None = None,
         rho: Radius = 0.05,
         rho_fd: Positive | None = None,
         lam: NotNegative = 0.2,
         evaluations: Annotated[float, Range(above=1, at_most=4)] = 1.3,
-        options: StepOptions | None = None,
+        **common: Unpack[Common],
     ) -> None:
-        super().__init__(base, model=model, rho=rho, lam=lam, rho_fd=rho_fd, options=options)
+        super().__init__(base, rho=rho, lam=lam, rho_fd=rho_fd, **common)
         self.evaluations = evaluations
         self._begin()
 

@@ -34,11 +34,13 @@ import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
+from typing_extensions import Unpack
 
 from cflat.optim.engine import (
     EPS,
+    Common,
     Count,
     Direction,
     DirectionMemory,
@@ -49,7 +51,6 @@ from cflat.optim.engine import (
     Positive,
     Products,
     Radius,
-    StepOptions,
     Vector,
     Weights,
     dot,
@@ -107,7 +108,6 @@ class CFlatTurbo(FlatnessAware):
         self,
         base: Optimizer,
         *,
-        model: nn.Module | None = None,
         rho: Radius = 0.05,
         rho_fd: Positive | None = None,
         lam: NotNegative = 0.2,
@@ -120,9 +120,9 @@ class CFlatTurbo(FlatnessAware):
         decay: Fraction = 0.9,
         reading: Reading = "printed",
         cache_decay: Fraction = 0.0,
-        options: StepOptions | None = None,
+        **common: Unpack[Common],
     ) -> None:
-        super().__init__(base, model=model, rho=rho, lam=lam, rho_fd=rho_fd, options=options)
+        super().__init__(base, rho=rho, lam=lam, rho_fd=rho_fd, **common)
         self.beta, self.reading, self.cache_decay = beta, reading, cache_decay
         self.k, self.k_growth, self.schedule = k, k_growth, schedule
         self.trigger, self.threshold, self.decay = trigger, threshold, decay

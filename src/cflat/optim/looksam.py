@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from torch import nn
 from torch.optim import Optimizer
+from typing_extensions import Unpack
 
 from cflat.optim.engine import (
     EPS,
+    Common,
     Count,
     Direction,
     NotNegative,
     Radius,
     SharpnessAware,
-    StepOptions,
     Weights,
     dot,
     read,
@@ -47,16 +47,9 @@ class LookSAM(SharpnessAware):
     scalars = ("age",)
 
     def __init__(
-        self,
-        base: Optimizer,
-        *,
-        model: nn.Module | None = None,
-        rho: Radius = 0.05,
-        k: Count = 5,
-        alpha: NotNegative = 0.7,
-        options: StepOptions | None = None,
+        self, base: Optimizer, *, rho: Radius = 0.05, k: Count = 5, alpha: NotNegative = 0.7, **common: Unpack[Common]
     ) -> None:
-        super().__init__(base, model=model, rho=rho, options=options)
+        super().__init__(base, rho=rho, **common)
         self.k = k
         self.alpha = alpha
         self.age = 0

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
+from typing_extensions import Unpack
 
 from cflat.optim.engine import (
     EPS,
+    Common,
     Direction,
     Fraction,
     Radius,
     SharpnessAware,
-    StepOptions,
     Vector,
     Weights,
     read,
@@ -52,15 +53,9 @@ class MSAM(SharpnessAware):
     """
 
     def __init__(
-        self,
-        base: Optimizer,
-        *,
-        model: nn.Module | None = None,
-        rho: Radius = 0.5,
-        momentum: Fraction = 0.9,
-        options: StepOptions | None = None,
+        self, base: Optimizer, *, rho: Radius = 0.5, momentum: Fraction = 0.9, **common: Unpack[Common]
     ) -> None:
-        super().__init__(base, model=model, rho=rho, options=options)
+        super().__init__(base, rho=rho, **common)
         self.momentum = momentum
 
     def direction(self, weights: Weights) -> Direction:

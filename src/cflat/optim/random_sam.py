@@ -7,15 +7,16 @@ import random
 from collections.abc import Iterable, Iterator, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
+from typing_extensions import Unpack
 
 from cflat.optim.engine import (
+    Common,
     Count,
     Direction,
     Radius,
     SharpnessAware,
-    StepOptions,
     Vector,
     Weights,
     Whole,
@@ -57,13 +58,12 @@ class RandomSAM(SharpnessAware):
         self,
         base: Optimizer,
         *,
-        model: nn.Module | None = None,
         rho: Radius = 0.05,
         total_steps: Count | None = None,
         seed: Whole = 0,
-        options: StepOptions | None = None,
+        **common: Unpack[Common],
     ) -> None:
-        super().__init__(base, model=model, rho=rho, options=options)
+        super().__init__(base, rho=rho, **common)
         self.total_steps = total_steps
         self.seed = seed
 
