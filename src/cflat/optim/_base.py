@@ -1,4 +1,4 @@
-"""`SharpnessAware`: what every optimizer of the family shares, so that an algorithm is nothing but its formula."""
+"""`SharpnessAware`: what every optimizer of the family shares; an algorithm is then nothing but its formula."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Common(TypedDict, total=False):
 
 
 class SharpnessAware(Wrapper):
-    """Wrap a torch optimizer so that it descends along a direction computed from several evaluations.
+    """Wrap a torch optimizer, which then descends along a direction computed from several evaluations.
 
     A subclass writes `direction`, and names its counters in `scalars`. Everything else happens here and in `Passes`:
     parameter groups, state and learning rates belong to ``base``; weights are restored by copy on every exit; a step
@@ -235,7 +235,7 @@ class SharpnessAware(Wrapper):
         result = None
         passes = Passes(self, scaler, accumulated=replay is not None, is_loop=False)
         has_gradients = torch.is_grad_enabled()
-        torch._C._set_grad_enabled(True)
+        torch._C._set_grad_enabled(True)  # as torch.enable_grad() does, in a hundredth of its time
         try:
             while (index := passes.advance()) is not None:
                 if replay is not None and passes.replays:
@@ -281,7 +281,7 @@ class SharpnessAware(Wrapper):
         Args:
             scaler: The GradScaler with which the loss is scaled (float16); call its ``update()`` after the loop.
             accumulated: Whether the gradients that are there already are the beginning of the first evaluation;
-                ``passes.replays`` then says in which iterations they have to be computed again.
+                ``passes.replays`` is then true in the iterations in which they have to be computed again.
         """
         self.give_up_step()
         return Passes(self, scaler, accumulated=accumulated)
@@ -356,7 +356,7 @@ class SharpnessAware(Wrapper):
             self.base.state, self.base.param_groups = old_state, old_groups
             raise
         self.task_index, self.task_step = wrapper["task"]
-        self.telemetry.load(wrapper["telemetry"])
+        self.telemetry.load(wrapper["telemetry"])  # in place: users may hold on to it
         for name in {*self._memories, *memories}:
             self.memory(name).become(memories.get(name, DirectionMemory()))
 
@@ -388,8 +388,8 @@ class SharpnessAware(Wrapper):
         """Register a step in flight, note the state to return to, and return the weights that it may move."""
         self.give_up_step()
         self._has_just_looped = False
-        self._in_flight = weakref.ref(passes)  # weak, so that a loop that is left early drops and undoes its step
-        self._noted = {}
+        self._in_flight = weakref.ref(passes)  # weak: a loop that is left early drops its step, which undoes it
+        self._noted = {}  # a step that was rolled back may have left some
         self._saved_state = self.extra_state()
         group = self.process_group
         is_local = self.options.perturbation == "local" and group is not None

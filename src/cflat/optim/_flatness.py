@@ -62,7 +62,7 @@ class FlatnessAware(SharpnessAware):
             g_1 = yield "g_1"
             g_bar.add_(g_1.minus(g_0), lam)
             return g_1
-        g_bar.add_(g_0, -lam)  # folded in now, so that g_0 need not be held
+        g_bar.add_(g_0, -lam)  # folded in now: g_0 need not be held
         del g_0
         g_1 = yield "g_1"
         g_bar.add_(g_1, lam)

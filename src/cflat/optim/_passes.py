@@ -147,7 +147,7 @@ class Passes:
         self._settle_gradients()
 
     def _settle_gradients(self) -> None:
-        """Keep gradients that begin the first evaluation, and note others that nobody has accounted for."""
+        """Keep gradients that begin the first evaluation, and note others, which may have been left over."""
         weights, is_accumulated = self._weights, not self.replays
         foreign = with_foreign_gradient(weights.candidates)
         adds = is_accumulated or self._optimizer._adds_to_gradients

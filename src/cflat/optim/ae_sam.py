@@ -63,8 +63,8 @@ class AESAM(SharpnessAware):
     @property
     def threshold(self) -> float:
         """The present c_t, in deviations above the mean."""
-        share = 0.5 if self.total_steps is None else min(self.telemetry.steps / self.total_steps, 1.0)
-        return (1 - share) * self.start + share * self.end
+        fraction = 0.5 if self.total_steps is None else min(self.telemetry.steps / self.total_steps, 1.0)
+        return (1 - fraction) * self.start + fraction * self.end
 
     def direction(self, weights: Weights) -> Direction:
         """Return g_s or g."""

@@ -20,7 +20,7 @@ class AsyncSAM(SharpnessAware):
     """Descend along g_t, the gradient at theta + rho * g_{t-1} / |g_{t-1}|.
 
     The authors let a second device compute the stale gradient, at theta_{t-1} and on a batch of its own. Here it is the
-    gradient along which the step before descended (as in S2-SAM, Ji et al., 2024), so that a step is one evaluation in
+    gradient along which the step before descended (as in S2-SAM, Ji et al., 2024): a step is one evaluation in
     all. The first step of a task is plain. Keeps one gradient-sized buffer; the loss that a step returns is that of its
     only evaluation, at the perturbed weights.
 

@@ -14,7 +14,7 @@ What the paper leaves open is read as follows; docs/optimizers/c_flat_turbo.md h
 - Line 26: k_t = floor(k + k_growth * t / N) is set when task t (from 0) begins; without N it stays k.
 - j, statistics and caches begin anew with every task. Norms and inner products are over all perturbed parameters.
 
-``reading`` says what lines 10 and 22 put in, v being the cached component:
+``reading`` chooses what lines 10 and 22 put in, v being the cached component:
 
 ==============  ===========================  ====================================  ===============  ================
 reading         g_s                          g_f                                   sigma            refresh
@@ -24,7 +24,7 @@ reading         g_s                          g_f                                
 "calibrated"    (1 + a) g + c |g| unit(v)    a_f g_0 + c_f |g_0| unit(v)           its square root  k steps old
 ==============  ===========================  ====================================  ===============  ================
 
-"consistent" lets g_0 + beta |g_0| unit(v) stand for g_1, whose recomputation the text says it avoids: then Eq. 5 gives
+"consistent" lets g_0 + beta |g_0| unit(v) stand for g_1, whose recomputation the text claims to avoid: then Eq. 5 gives
 this g_f. "calibrated" takes a and c from the last refresh, where they reproduce the exact terms.
 """
 

@@ -38,7 +38,7 @@ class FriendlySAM(SharpnessAware):
         base: Any torch optimizer; its groups and schedules stay in charge of the update.
         model: The module whose buffers extra evaluations must leave alone; optional.
         rho: Radius of the perturbation; above 0, or a schedule.
-        sigma: Share of the full-batch component to remove; at least 0, and 0 is SAM.
+        sigma: Fraction of the full-batch component to remove; at least 0, and 0 is SAM.
         decay: Decay of the moving average, in [0, 1).
         options: How steps are taken; see `StepOptions`.
     """

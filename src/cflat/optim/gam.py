@@ -42,7 +42,7 @@ class GAM(SharpnessAware):
         rho_fd: Length of the finite-difference steps; above 0.
         gamma: Weight of the orthogonal part of m; at least 0.
         betas: The weights b_1, b_2, b_3; by default those of the authors' script for ResNets on CIFAR-100. With
-            b_1 + b_3 = 1, as always there, d is as long as a gradient.
+            b_1 + b_3 = 1, as always there, d has about the norm of a gradient.
         options: How steps are taken; see `StepOptions`.
     """
 

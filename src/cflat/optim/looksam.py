@@ -40,7 +40,7 @@ class LookSAM(SharpnessAware):
         model: The module whose buffers extra evaluations must leave alone; optional.
         rho: Radius of the perturbation; above 0, or a schedule.
         k: Steps from one exact computation to the next; at least 1, and 1 is SAM.
-        alpha: Length of the reused component relative to the gradient; at least 0.
+        alpha: Norm of the reused component relative to the gradient; at least 0.
         options: How steps are taken; see `StepOptions`.
     """
 

@@ -48,7 +48,7 @@ class MSAM(SharpnessAware):
         base: Any torch optimizer; its groups and schedules stay in charge of the update.
         model: The module whose buffers extra evaluations must leave alone; optional.
         rho: Radius of the perturbation, about ten times SAM's; above 0, or a schedule.
-        momentum: Share of v that is carried over, in [0, 1).
+        momentum: Fraction of v that is carried over, in [0, 1).
         options: How steps are taken; see `StepOptions`.
     """
 
@@ -62,7 +62,7 @@ class MSAM(SharpnessAware):
         """Return the gradient ahead."""
         memory = self.memory("v")
         params, v = memory.known(weights)
-        length = v.norm if params else 0.0
+        norm = v.norm if params else 0.0
         if params:
             weights.choose(params)
             weights.jump(v, -self.rho)
@@ -71,11 +71,11 @@ class MSAM(SharpnessAware):
         decays = self._decays(weights.params)
         if any(decays):  # the base will add decay * theta to what is returned
             pull = [decay * scale for decay, scale in zip(decays, weights.scales, strict=True)]
-            g.add_(Vector(torch._foreach_mul(v.tensors, pull)), -self.rho / (length + EPS))
+            g.add_(Vector(torch._foreach_mul(v.tensors, pull)), -self.rho / (norm + EPS))
         v = v.scaled(self.momentum).add_(g)
         if any(decays):
             v.add_(Vector(torch._foreach_mul(weights.values().tensors, decays)))
-        read(g, v)  # together, so that the next step knows |v|
+        read(g, v)  # together: the next step needs |v|, and one read is enough
         self.count("sharpness", "refreshed", g=g.norm)
         memory.update(weights.params, v)
         return g

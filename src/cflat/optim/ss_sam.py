@@ -23,7 +23,7 @@ class SSSAM(SharpnessAware):
     """Descend along g_s with probability p and along g otherwise.
 
     Costs 1 + p evaluations per step. The coin is a function of ``seed`` and the step number alone, so all ranks see
-    the same side and a resumed run goes on with the same tosses.
+    the same side and a resumed run continues with the same tosses.
 
     Args:
         base: Any torch optimizer; its groups and schedules stay in charge of the update.

@@ -1,4 +1,4 @@
-"""VaSSO: SAM whose ascent direction is averaged over steps, so that it is less noisy (Li and Giannakis, 2023)."""
+"""VaSSO: SAM whose ascent direction is averaged over steps to suppress noise (Li and Giannakis, 2023)."""
 
 from __future__ import annotations
 
