@@ -46,7 +46,7 @@ def reject_skipped_micro_batches(optimizer: SharpnessAware) -> None:
     """Raise if Accelerate calls with the last closure of an accumulation: those before it were never evaluated.
 
     Looks at the callers' frames, because those who need it have not imported our integration, and because Accelerate's
-    count of micro-batches is global: a step of somebody else's must pass.
+    count of micro-batches is global: a step of another optimizer must pass.
     """
     if "accelerate.optimizer" not in sys.modules:
         return

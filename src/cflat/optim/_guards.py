@@ -12,6 +12,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
+from cflat.optim._vectors import clone_all
+
 _CPU = torch.device("cpu")
 
 
@@ -25,30 +27,33 @@ class BufferGuard:
 
     def __init__(self, module: nn.Module | None) -> None:
         self.module = module
-        self._before: _Snapshot | None = None
-        self._after: _Snapshot | None = None
+        self._before, self._after = _Snapshot(), _Snapshot()
+        self._is_holding = False
 
     def start(self) -> None:
         """Remember all buffers before the first evaluation."""
-        self._before = self._after = None  # an interrupt while copying must not leave an earlier moment
-        self._before = _snapshot(self.module)
+        self._is_holding = False
+        self._before.take(self.module)
 
     def hold(self) -> None:
         """Remember all buffers as the first evaluation left them; does nothing when they are held already."""
-        if self._after is None:
-            self._after = _snapshot(self.module)
+        if not self._is_holding:
+            self._after.take(self.module)
+            self._is_holding = True
 
     def release(self) -> None:
         """Put back what the first evaluation left."""
-        if self._after is not None:
+        if self._is_holding:
             self._after.put_back()
-        self._after = None
+        self._is_holding = False
 
     def undo(self) -> None:
         """Put back what was there before the step."""
-        if self._before is not None:
-            self._before.put_back()
-        self._after = None
+        self._before.put_back()
+        self._is_holding = False
+
+    def __reduce__(self) -> tuple[type[BufferGuard], tuple[nn.Module | None]]:
+        return BufferGuard, (self.module,)  # the copies belong to steps that are over
 
 
 class RandomGuard:
@@ -84,17 +89,26 @@ class RandomGuard:
 
 
 class _Snapshot:
-    """Copies of all buffers of a module and where they belong."""
+    """Copies of all buffers of a module and where they belong; the copies' storage is reused from step to step."""
 
-    def __init__(self, slots: list[tuple[nn.Module, str, Tensor | None]]) -> None:
-        self._slots = slots
+    def __init__(self) -> None:
+        self._slots: list[tuple[nn.Module, str, Tensor | None]] = []
+        self._buffers: list[Tensor] = []
+        self._copies: list[Tensor] = []
+        self._special: list[tuple[Tensor, Tensor]] = []
+
+    def take(self, module: nn.Module | None) -> None:
+        self._slots, self._buffers, self._special = [], [], []  # an interrupt in here must not leave an earlier moment
+        slots = [] if module is None else _slots_of(module)
         present = [buffer for _, _, buffer in slots if buffer is not None]
-        self._buffers = [buffer for buffer in present if _is_ordinary(buffer)]
-        self._copies = [torch.empty_like(buffer) for buffer in self._buffers]
-        if self._buffers:
-            torch._foreach_copy_(self._copies, self._buffers)
-        others = [buffer for buffer in present if not _is_ordinary(buffer) and not _overlaps(buffer)]
-        self._special = [(buffer, buffer.clone()) for buffer in others]
+        buffers = [buffer for buffer in present if _is_ordinary(buffer)]
+        if [_kind_of(copy) for copy in self._copies] != [_kind_of(buffer) for buffer in buffers]:
+            self._copies = clone_all(buffers)
+        elif buffers:
+            torch._foreach_copy_(self._copies, buffers)
+        others = [] if len(buffers) == len(present) else [b for b in present if not _is_ordinary(b)]
+        self._special = [(buffer, buffer.clone()) for buffer in others if not _overlaps(buffer)]
+        self._slots, self._buffers = slots, buffers
 
     def put_back(self) -> None:
         for owner, name, buffer in self._slots:
@@ -108,10 +122,8 @@ class _Snapshot:
                     buffer.copy_(copy)
 
 
-def _snapshot(module: nn.Module | None) -> _Snapshot | None:
-    """Copy the buffers; ``modules()`` would also make up names, which takes as long as copying."""
-    if module is None:
-        return None
+def _slots_of(module: nn.Module) -> list[tuple[nn.Module, str, Tensor | None]]:
+    """Return all buffers and where they are; ``modules()`` would also make up names, which takes as long as copying."""
     slots, seen, pending = [], {module}, [module]
     while pending:
         owner = pending.pop()
@@ -121,7 +133,11 @@ def _snapshot(module: nn.Module | None) -> _Snapshot | None:
             if child is not None and child not in seen:
                 seen.add(child)
                 pending.append(child)
-    return _Snapshot(slots)
+    return slots
+
+
+def _kind_of(tensor: Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
+    return tensor.shape, tensor.dtype, tensor.device
 
 
 def _buffers_of(owner: nn.Module) -> dict[str, Tensor | None]:

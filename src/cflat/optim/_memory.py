@@ -1,4 +1,4 @@
-"""Directions that outlive a step, kept per parameter so that the set of parameters may change between steps."""
+"""Directions that outlive a step, kept per parameter, because the set of parameters may change between steps."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class DirectionMemory:
     Parameters that were not remembered count as zero; a memory that covers too little of the current parameters,
     because the model has grown or its shapes have changed, is treated as empty by `recall`.
 
-    What a step replaces is kept until the step is taken, so that `undo` returns to it if the step is rolled back. What
+    What a step replaces is kept until the step is taken; `undo` returns to it if the step is rolled back. What
     is changed in place is beyond that: use `update` instead.
     """
 

@@ -12,7 +12,7 @@ from torch._compile import _disable_dynamo  # torch.compiler.disable, without im
 
 from cflat._errors import ClosureError
 from cflat.optim._callers import mark_gradients, total_magnitude, with_foreign_gradient
-from cflat.optim._guards import BufferGuard, RandomGuard
+from cflat.optim._guards import RandomGuard
 from cflat.optim._scaling import LossScale
 from cflat.optim._vectors import NonFiniteError, Vector
 
@@ -56,7 +56,7 @@ class Passes:
     ) -> None:
         self._optimizer = optimizer
         self._scale = LossScale(scaler, optimizer)
-        self._buffers = BufferGuard(optimizer.guarded_module)
+        self._buffers = optimizer._buffers
         self._random = RandomGuard(optimizer.options.replay_rng)
         self._index = -1
         self._is_loop = is_loop
@@ -147,7 +147,7 @@ class Passes:
         self._settle_gradients()
 
     def _settle_gradients(self) -> None:
-        """Keep gradients that begin the first evaluation, and note others that nobody has accounted for."""
+        """Keep gradients that begin the first evaluation, and note others, which may have been left over."""
         weights, is_accumulated = self._weights, not self.replays
         foreign = with_foreign_gradient(weights.candidates)
         adds = is_accumulated or self._optimizer._adds_to_gradients
@@ -191,7 +191,7 @@ class Passes:
             weights.restore()  # which parameters are moved from here on is decided by this gradient
         gradient = weights.collect(self._scale.value)
         self._clip_(gradient, "each")
-        if gradient.tensors:
+        if optimizer._gradient_hooks and gradient.tensors:
             for hook in list(optimizer._gradient_hooks.values()):
                 hook(Evaluation(self._asked, gradient, self.loss))
         return gradient

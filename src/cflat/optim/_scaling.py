@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class LossScale:
     """The factor by which one step's gradients are too large, and the scaler that must be notified of the outcome.
 
-    The factor stays on the device, so that it costs no host read. It is None without a GradScaler, or with one that is
+    The factor stays on the device and costs no host read. It is None without a GradScaler, or with one that is
     disabled.
     """
 
@@ -49,7 +49,7 @@ class LossScale:
 
     def report_overflow(self, params: Sequence[Tensor]) -> None:
         """Show the scaler an Inf so that it backs off; nothing is stepped."""
-        visible = next((param for param in params if param.numel() > 0), None)
+        visible = next((param for param in params if param.numel() > 0), None)  # an empty one holds no Inf
         if self._scaler is not None and visible is not None:
             visible.grad = torch.full_like(visible, float("inf"))
             self.step()

@@ -1,6 +1,6 @@
 """Parameters that are spread over ranks (DTensors of FSDP2 or tensor parallelism).
 
-Vectors hold this rank's shards as plain tensors, so that all algebra stays local; what has to be global is a sum over
+Vectors hold this rank's shards as plain tensors and all algebra stays local; what has to be global is a sum over
 elements, and `total_over_ranks` completes it.
 """
 

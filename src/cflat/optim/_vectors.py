@@ -154,7 +154,7 @@ class Vector:
         is_simple = space.group is None and space.leftover is None
         if is_simple and all(t.dtype is torch.float32 and t.is_cpu for t in tensors) and self.numel <= _FEW:
             flat = torch.cat([t.reshape(-1) for t in tensors])
-            _require_finite([torch.dot(flat, flat).tolist()])
+            _require_finite([_number(torch.dot(flat, flat))])
             self.is_finite = True
         else:
             read(self)
@@ -299,13 +299,17 @@ def _times(norms: _Norms | None, alpha: float) -> _Norms | None:
 def _fetch(scalars: list[Tensor], group: ProcessGroup | None) -> tuple[list[float], list[float]]:
     """Return this rank's numbers and their means over the ranks of the group."""
     if group is None:
-        numbers = stack_scalars(scalars).tolist() if len(scalars) > 1 else [scalars[0].tolist()]
+        numbers = stack_scalars(scalars).tolist() if len(scalars) > 1 else [_number(scalars[0])]
         return numbers, numbers
     packed = stack_scalars(scalars)
     total = packed.clone()
     torch.distributed.all_reduce(total, group=group)
     local, shared = torch.stack((packed, total / torch.distributed.get_world_size(group))).tolist()
     return local, shared
+
+
+def _number(scalar: Tensor) -> float:
+    return scalar.tolist()  # type: ignore[return-value]  # a number for a tensor without dimensions
 
 
 def _require_finite(numbers: list[float]) -> None:
