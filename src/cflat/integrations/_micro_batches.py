@@ -68,7 +68,7 @@ class MicroBatches:
 
         Args:
             index: The evaluation of the step. In the first (0), buffers begin again where they were before the first
-                micro-batch, so that each updates BatchNorm's statistics once.
+                micro-batch: each updates BatchNorm's statistics once.
         """
         if index == 0 and self._earlier:
             self._buffers.undo()

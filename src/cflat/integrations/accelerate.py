@@ -16,7 +16,7 @@ from cflat.integrations._micro_batches import MicroBatches, flat_optimizer
 
 
 class FlatSteps:
-    """Evaluate one micro-batch per call, and step when Accelerate says that the gradients are complete.
+    """Evaluate one micro-batch per call, and step when Accelerate reports complete gradients.
 
     Call it inside ``accelerator.accumulate(model)``, in place of ``accelerator.backward`` and ``optimizer.step``; both
     ``optimizer.step()`` and ``optimizer.zero_grad()`` may still follow and do no harm. Clip with

@@ -48,7 +48,7 @@ class InftyAdapter:
     def step(self, closure: Callable[[], Any] | None = None, delay: bool = False) -> Any:
         """Step with the closure that was set; return logits and losses at the unperturbed weights."""
         if delay:
-            raise ClosureError("delay=True leaves the step to somebody else. Loop over optimizer.passes() instead.")
+            raise ClosureError("delay=True leaves the step to the caller. Loop over optimizer.passes() instead.")
         closure, self._closure = closure or self._closure, None
         if closure is None:
             raise ClosureError("Call InftyAdapter.set_closure(loss_fn) before every step().")

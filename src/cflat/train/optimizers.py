@@ -1,4 +1,4 @@
-"""The optimizer of a phase, and its learning rate; stateless, so that a resumed run only needs to know its epoch."""
+"""The optimizer of a phase, and its learning rate: a function of the epoch, hence nothing to save."""
 
 from __future__ import annotations
 
