@@ -55,7 +55,7 @@ class MicroBatches:
         try:
             with self.optimizer.passes(accumulated=True) as passes:
                 for index in passes:
-                    if passes.replays:
+                    if passes.replays:  # else the accumulated gradients are already those of this evaluation
                         self.replay(index)
                     value = evaluate(batch, *more)
                     result = value if index == 0 else result

@@ -46,6 +46,6 @@ class FlatSteps:
             self.accelerator.backward(loss)
             return loss.detach()
 
-        is_last = self.accelerator.sync_gradients
+        is_last = self.accelerator.sync_gradients  # false until the last micro-batch of a step, or of the data
         loss: Tensor = (self._micro_batches.step if is_last else self._micro_batches.accumulate)(evaluate, batch, *more)
         return loss

@@ -58,4 +58,6 @@ class InftyAdapter:
         """Do nothing: what INFTY's optimizers keep for their plots is in ``telemetry`` here."""
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["optimizer"], name)
+        if name == "optimizer":  # not there yet while a copy is made, which asks for other names
+            raise AttributeError(name)
+        return getattr(self.optimizer, name)

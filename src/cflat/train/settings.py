@@ -66,6 +66,7 @@ class BaseSettings:
             if key not in known:
                 near = suggest(key, list(known))
                 raise ValueError(f"keywords: {self.name} has no {key!r}.{near} It takes: {', '.join(known)}.")
+        # Two configurations with the same meaning must be equal: resume and grouping compare them.
         object.__setattr__(self, "keywords", {**known, **self.keywords})  # frozen for everybody else
         check_keywords(self.name, self.keywords)
 
