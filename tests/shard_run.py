@@ -1,8 +1,7 @@
-"""What one of two ranks does for `tests/train/test_shards.py`; run by torchrun, results go to a file per rank."""
+"""What one of two ranks does for `tests/train/test_shards.py`; results go to a file per rank."""
 
 from __future__ import annotations
 
-import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,6 +126,7 @@ def stop(case: str, runtime: Runtime, folder: Path) -> None:
 
 
 def main(out: str, *cases: str) -> None:
+    """Carry out all cases as one of several ranks, as the environment says."""
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
     runtime = Runtime(RuntimeSettings(accelerator="cpu", strategy="fsdp"))
@@ -137,7 +137,3 @@ def main(out: str, *cases: str) -> None:
         results[f"resumed-{case}"] = stop_and_go_on(case, runtime, folder)
         stop(case, runtime, Path(out).parent / f"stopped-{case}")
     torch.save(results, f"{out}.{runtime.rank}")
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -27,6 +27,7 @@ from cflat.metrics import Spread
 from cflat.runs.folder import RunFolder
 from cflat.runs.run import run
 from data.test_images import write_image
+from processes import Command
 
 SMOKE = ["run", "--method", "icarl", "--data", "digits", "--preset", "smoke", "stream.initial=5", "stream.increment=5"]
 
@@ -318,19 +319,12 @@ def test_wrong_input_is_one_sentence_and_exit_code_2(
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_signal_saves_and_says_how_to_go_on(number: signal.Signals, tmp_path: Path) -> None:
     arguments = [*SMOKE, "--out", "run", "train.epochs=100000", "train.checkpoint_minutes=60"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "cflat", *arguments],
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert process.stderr is not None
-    while "epoch 1:" not in process.stderr.readline():
-        assert process.poll() is None
-    process.send_signal(number)
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode == 128 + number
-    assert errors.splitlines()[-1] == "Stopped; everything so far is saved. Resume it: cflat run --resume run"
+    command = Command(*arguments, folder=tmp_path)
+    assert command.wait_until(lambda: command.log.exists() and "epoch 1:" in command.log.read_text())
+    command.signal(number)
+    code, output = command.wait()
+    assert code == 128 + number
+    assert output.splitlines()[-1] == "Stopped; everything so far is saved. Resume it: cflat run --resume run"
     assert list((tmp_path / "run" / "checkpoints").glob("*.pt"))
     assert not RunFolder(tmp_path / "run").is_finished
 

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import re
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +17,7 @@ from cflat import ConfigError, DataError
 from cflat.runs.folder import RunFolder
 from cflat.studies.space import Interval, describe, parse_sweep, read_sweep
 from cflat.studies.sweep import folder_name, plan_sweep, run_sweep, write_sweep
+from processes import Command
 from report.pages import Page
 
 BASE = {
@@ -324,14 +320,9 @@ def test_a_killed_sweep_goes_on_to_the_same_result(tmp_path: Path) -> None:
     file = tmp_path / "kill.yaml"
     file.write_text(yaml.safe_dump(document))
     out = tmp_path / "out"
-    command = [sys.executable, "-m", "cflat", "sweep", str(file), "--out", str(out), "--json"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
-    while not any((out / "sam-seed0" / "checkpoints").glob("*.pt")):
-        assert process.poll() is None
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    command = Command("sweep", file, "--out", out, "--json", folder=tmp_path)
+    assert command.wait_until(lambda: any((out / "sam-seed0" / "checkpoints").glob("*.pt")))
+    command.kill()
     assert RunFolder(out / "none-seed0").is_finished
     assert not RunFolder(out / "sam-seed0").is_finished
     finished = (out / "none-seed0" / "summary.json").stat().st_mtime_ns

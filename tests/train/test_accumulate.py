@@ -126,11 +126,13 @@ def test_only_one_micro_batch_has_a_graph_at_a_time():
 
 
 def test_batchnorm_never_sees_a_single_image():
-    method = tiny_method("finetune", FEW)
+    method, sizes = tiny_method("finetune", FEW), []
     method.grow(FEW.tasks[0])
+    method.network.register_forward_pre_hook(lambda _, arguments: sizes.append(len(arguments[0])))
     objective = Objective(method, method.network, cpu(), accumulate=4)
     batch = Batch(torch.rand(5, 3, 8, 8), torch.arange(5) % 3, torch.arange(5))
-    assert [len(part) for part in objective._parts(batch)] == [3, 2]
+    objective.closure(batch)()
+    assert sizes == [3, 2]
 
 
 def test_what_has_no_row_for_each_image_is_not_split():

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 import cflat
-from cflat.methods import list_methods
+from cflat.methods import get_method_spec, list_methods
 from cflat.train import Observer, TrainingInterrupted
+from cflat.train.observer import Observers
 from runs import tiny_method, tiny_run, tiny_stream
 
 
@@ -50,14 +51,17 @@ class Log(Observer):
         del self.records[state["length"] :]
 
 
+SHORT = {"duct": {"retrain_epochs": 1}}
+"""By default its second phase alone is longer than all that the other methods do."""
+
+
 def run_to_end(name, folder, crashes, **settings):
     """Crash once at each of ``crashes``, resuming each time, then finish; return the method, result and log."""
     stream, records = tiny_stream(num_tasks=4), []
+    short = get_method_spec(name).config(**SHORT.get(name, {}))
     for crash in [*crashes, None]:
-        method = tiny_method(name, stream)
+        method = tiny_method(name, stream, config=short)
         members = [Log(records)] + ([] if crash is None else [CrashAt(crash)])
-        from cflat.train.observer import Observers
-
         try:
             result = tiny_run(
                 method,

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 
@@ -14,9 +11,9 @@ import torch
 from cflat._errors import ConfigError
 from cflat.config.presets import resolve_config
 from cflat.train import Runtime, RuntimeSettings
-from shard_run import CASES, learn, make
+from processes import in_ranks
+from shard_run import CASES, learn, main, make
 
-TESTS = Path(__file__).parents[1]
 IN_SUITE = ["finetune-turbo", "finetune-averaged", "ease"]
 OTHERS = sorted(set(CASES) - set(IN_SUITE))
 
@@ -37,11 +34,7 @@ def others_on_two_ranks(tmp_path_factory) -> list[dict]:
 
 
 def run_ranks(folder: Path, cases: list[str]) -> list[dict]:
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command = [*launcher, str(TESTS / "shard_run.py"), str(folder / "out"), *cases]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=1200, env=environment, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+    in_ranks(2, main, str(folder / "out"), *cases)
     return [torch.load(folder / f"out.{rank}", weights_only=False) for rank in range(2)]
 
 

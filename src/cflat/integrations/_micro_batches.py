@@ -55,7 +55,7 @@ class MicroBatches:
         try:
             with self.optimizer.passes(accumulated=True) as passes:
                 for index in passes:
-                    if passes.replays:
+                    if passes.replays:  # else the accumulated gradients are already those of this evaluation
                         self.replay(index)
                     value = evaluate(batch, *more)
                     result = value if index == 0 else result
@@ -68,7 +68,7 @@ class MicroBatches:
 
         Args:
             index: The evaluation of the step. In the first (0), buffers begin again where they were before the first
-                micro-batch, so that each updates BatchNorm's statistics once.
+                micro-batch: each updates BatchNorm's statistics once.
         """
         if index == 0 and self._earlier:
             self._buffers.undo()

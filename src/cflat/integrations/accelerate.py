@@ -16,7 +16,7 @@ from cflat.integrations._micro_batches import MicroBatches, flat_optimizer
 
 
 class FlatSteps:
-    """Evaluate one micro-batch per call, and step when Accelerate says that the gradients are complete.
+    """Evaluate one micro-batch per call, and step when Accelerate reports complete gradients.
 
     Call it inside ``accelerator.accumulate(model)``, in place of ``accelerator.backward`` and ``optimizer.step``; both
     ``optimizer.step()`` and ``optimizer.zero_grad()`` may still follow and do no harm. Clip with
@@ -46,6 +46,6 @@ class FlatSteps:
             self.accelerator.backward(loss)
             return loss.detach()
 
-        is_last = self.accelerator.sync_gradients
+        is_last = self.accelerator.sync_gradients  # false until the last micro-batch of a step, or of the data
         loss: Tensor = (self._micro_batches.step if is_last else self._micro_batches.accumulate)(evaluate, batch, *more)
         return loss

@@ -48,7 +48,7 @@ class InftyAdapter:
     def step(self, closure: Callable[[], Any] | None = None, delay: bool = False) -> Any:
         """Step with the closure that was set; return logits and losses at the unperturbed weights."""
         if delay:
-            raise ClosureError("delay=True leaves the step to somebody else. Loop over optimizer.passes() instead.")
+            raise ClosureError("delay=True leaves the step to the caller. Loop over optimizer.passes() instead.")
         closure, self._closure = closure or self._closure, None
         if closure is None:
             raise ClosureError("Call InftyAdapter.set_closure(loss_fn) before every step().")
@@ -58,4 +58,6 @@ class InftyAdapter:
         """Do nothing: what INFTY's optimizers keep for their plots is in ``telemetry`` here."""
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["optimizer"], name)
+        if name == "optimizer":  # not there yet while a copy is made, which asks for other names
+            raise AttributeError(name)
+        return getattr(self.optimizer, name)

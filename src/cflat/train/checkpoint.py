@@ -148,16 +148,15 @@ def require_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
 
 @contextmanager
 def fitting() -> Iterator[None]:
-    """Let whatever goes wrong while a state is taken over be a `DataError`: the checkpoint is not of this run."""
+    """Translate errors while a state is loaded into a `DataError`: the checkpoint is not of this run."""
     try:
         yield
     except CFlatError:
         raise
-    except Exception as error:  # what somebody has put there can be wrong in more ways than can be listed
-        is_in_company = torch.distributed.is_available() and torch.distributed.is_initialized()
-        if is_out_of_memory(error) or (
-            is_in_company and isinstance(error, RuntimeError)
-        ):  # another rank may have ended
+    except Exception as error:  # an edited file can be wrong in more ways than can be listed
+        has_ranks = torch.distributed.is_available() and torch.distributed.is_initialized()
+        has_lost_rank = has_ranks and isinstance(error, RuntimeError)  # as collectives fail when a rank has ended
+        if is_out_of_memory(error) or has_lost_rank:
             raise
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise DataError(f"The checkpoint does not fit this run ({reason:.200}); start the run anew.") from error
@@ -193,7 +192,7 @@ def require_state_of(optimizer: torch.optim.Optimizer, state: Mapping[str, Any])
     """Raise a ``ValueError`` unless ``state`` could be a later one of this new optimizer: torch takes over anything.
 
     Groups have the settings of the optimizer's own, of the same kinds, and what is kept for a parameter has its shape:
-    something of another shape might be broadcast without a word.
+    another shape might be broadcast silently.
     """
     groups, entries = state["param_groups"], state["state"]
     for own, group in zip(optimizer.param_groups, groups, strict=True):
@@ -212,7 +211,7 @@ def require_state_of(optimizer: torch.optim.Optimizer, state: Mapping[str, Any])
 
 
 def _kind(value: Any) -> Any:
-    """Return what can be told of a setting while its value may change."""
+    """Return what must not change about a setting whose value may."""
     if isinstance(value, Tensor):
         value = value.tolist()
     if isinstance(value, list | tuple):

@@ -57,7 +57,7 @@ class Extractor:
             total += output
         if self._num_sharing == 1:
             return total
-        has_own = self.runtime.rank < len(loader)  # else it has only kept another company
+        has_own = self.runtime.rank < len(loader)  # else its batch is another rank's, for the shape alone
         return self.runtime.sum_over_ranks(total if has_own else torch.zeros_like(total))
 
     def _outputs(
@@ -110,7 +110,7 @@ class Extractor:
     def _in_turns(self, loader: BatchLoader) -> Iterator[Batch | None]:
         """Yield this rank's batches, whole ones in turns; None where there is none left for it in the last round.
 
-        All ranks take the same number of rounds, so that they can agree on a stop before each.
+        All ranks take the same number of rounds, because they agree on a stop before each.
         """
         own = loader.epoch(0, min(self.runtime.rank % self._num_sharing, len(loader)), every=self._num_sharing)
         for _ in range(self._num_rounds(loader)):

@@ -160,7 +160,7 @@ class Meter:
         return (sums.all, sums.warm) if sums.all.steps >= WARMUP_STEPS else (sums.all,)
 
     def _now(self) -> float:
-        if self._synchronizes:  # kernels run behind the program: without it, time goes to whoever waits next
+        if self._synchronizes:  # kernels are asynchronous: their time would be charged to the next call that waits
             torch.cuda.synchronize(self._device)
         return self._clock()
 

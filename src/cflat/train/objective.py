@@ -51,8 +51,8 @@ class Objective:
     def closure(self, batch: Batch) -> Callable[[], Tensor]:
         """Return the closure of a prepared batch: forward, backward, loss, for one micro-batch after the other.
 
-        Losses are means over images, and ranks are averaged: each counts with its share of the images, so that their
-        mean is the loss of the whole batch however it is divided.
+        Losses are means over images, and ranks are averaged. Weighting each rank by its fraction of the images makes
+        that average the loss of the whole batch, however it is divided.
         """
         parts, num_ranks = self._parts(batch), self.runtime.world_size
         self.outputs = {}

@@ -1,4 +1,4 @@
-"""What happens in a run, and who hears of it: progress bars, files and trackers implement `Observer`.
+"""The events of a run, and who observes them: progress bars, files and trackers implement `Observer`.
 
 Epochs and tasks are records, which ``metrics.jsonl`` holds and `read_records` reads back.
 """
@@ -129,7 +129,7 @@ def read_records(lines: Sequence[Mapping[str, Any]]) -> list[EpochRecord | TaskR
 
 
 class Observer:
-    """Base class with a do-nothing answer to every event; override what you need."""
+    """Base class that ignores every event; override what you need."""
 
     def on_run_start(self, num_tasks: int, first_task: int) -> None:
         """A run begins or is resumed."""
@@ -141,7 +141,7 @@ class Observer:
         """A phase of a task begins or is resumed, with an optimizer of its own."""
 
     def on_step_start(self, epoch: int, objective: Objective, batch: Batch) -> None:
-        """A step on this prepared batch is about to begin; whoever evaluates it must leave no trace (see `Shadow`)."""
+        """A step on this prepared batch is about to begin; an evaluation here must leave no trace (see `Shadow`)."""
 
     def on_step(self, event: StepEvent) -> None:
         """A step is done; called often, must be cheap."""
@@ -164,7 +164,7 @@ class Observer:
 
 
 class Observers(Observer):
-    """Tell several observers everything, in order."""
+    """Forward every event to several observers, in order."""
 
     def __init__(self, members: Sequence[Observer]) -> None:
         self.members = list(members)
@@ -190,12 +190,13 @@ class Observers(Observer):
 
 
 def _pass_on(event: str) -> Callable[..., None]:
-    def tell(self: Observers, *arguments: Any) -> None:
+    def forward(self: Observers, *arguments: Any) -> None:
         for member in self.members:
             getattr(member, event)(*arguments)
 
-    return tell
+    return forward
 
 
+# Generated: an event that is added to `Observer` reaches all members without a second list here.
 for _event in [name for name in vars(Observer) if name.startswith("on_")]:
     setattr(Observers, _event, _pass_on(_event))

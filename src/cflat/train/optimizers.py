@@ -1,4 +1,4 @@
-"""The optimizer of a phase, and its learning rate; stateless, so that a resumed run only needs to know its epoch."""
+"""The optimizer of a phase, and its learning rate: a function of the epoch, hence nothing to save."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def make_base(groups: list[ParamGroup], settings: BaseSettings, *, is_first_task
         {
             "params": group.params,
             "lr": lr * group.lr_scale,
-            "full_lr": lr * group.lr_scale,
+            "full_lr": lr * group.lr_scale,  # what `set_lr` multiplies: factors must not compound over epochs
             "weight_decay": decay if group.weight_decay is None else group.weight_decay,
             **({} if group.rho is None else {"rho": group.rho}),
         }
@@ -92,7 +92,7 @@ def lr_factor(settings: BaseSettings, epoch: int, num_epochs: int, *, is_first_t
         return (epoch + 1) / (settings.warmup_epochs + 1)
     if settings.schedule == "cosine":
         done = (epoch - settings.warmup_epochs) / max(num_epochs - settings.warmup_epochs, 1)
-        return round(0.5 * (1 + math.cos(math.pi * done)), 12)
+        return round(0.5 * (1 + math.cos(math.pi * done)), 12)  # cos(pi / 2) is not quite 0
     if settings.schedule == "multistep":
         has_own = is_first_task and settings.first_milestones is not None
         milestones = (settings.first_milestones or ()) if has_own else settings.milestones

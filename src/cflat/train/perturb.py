@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Literal
 
@@ -33,7 +32,7 @@ def restrict_radius(groups: list[ParamGroup], network: nn.Module, what: Perturbe
     """
     if what == "all":
         return groups
-    chosen = set(_chosen(network, what))
+    chosen = _chosen(network, what)
     parts = []
     for group in groups:
         parts.append(replace(group, params=[param for param in group.params if param in chosen]))
@@ -55,17 +54,15 @@ def require_perturbed(groups: list[ParamGroup], network: nn.Module, what: Pertur
         )
 
 
-def _chosen(network: nn.Module, what: Perturbed) -> Iterable[nn.Parameter]:
-    if what == "body":
-        heads = set(_parameters_of(network, _is_head))
-        return [param for param in network.parameters() if param not in heads]
-    return _parameters_of(network, _is_norm if what == "norms" else _is_adapter)
-
-
-def _parameters_of(network: nn.Module, is_wanted: Callable[[str, nn.Module], bool]) -> Iterable[nn.Parameter]:
-    for name, module in network.named_modules():
-        if is_wanted(name.rpartition(".")[2], module):
-            yield from module.parameters()
+def _chosen(network: nn.Module, what: Perturbed) -> set[nn.Parameter]:
+    is_wanted = {"norms": _is_norm, "adapters": _is_adapter, "body": _is_head}[what]
+    found = {
+        param
+        for name, module in network.named_modules()
+        if is_wanted(name.rpartition(".")[2], module)
+        for param in module.parameters()
+    }
+    return set(network.parameters()) - found if what == "body" else found
 
 
 def _is_norm(name: str, module: nn.Module) -> bool:
@@ -73,6 +70,7 @@ def _is_norm(name: str, module: nn.Module) -> bool:
 
 
 def _is_adapter(name: str, module: nn.Module) -> bool:
+    # By name as well: adapters of timm and of plug-ins are no classes of ours.
     return isinstance(module, _ADAPTERS) or _ADAPTER_NAME.search(name) is not None
 
 

@@ -54,7 +54,7 @@ class ActivePhase:
             method.set_train_mode()
             self._modes = [(module, module.training) for module in method.network.modules()]
         # Finding out what is frozen walks all parameters: a tenth of a small step. Within a phase it does not change,
-        # but whoever evaluates between two steps leaves the network in evaluation mode.
+        # but evaluations between two steps leave the network in evaluation mode.
         for module, mode in self._modes:
             if module.training is not mode:
                 module.training = mode

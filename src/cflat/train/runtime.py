@@ -34,15 +34,15 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 fabric = LazyModule("lightning_fabric")
 PATIENCE_SECONDS = 60.0
-"""A rank that takes longer than this from one step to the next says so."""
+"""A rank that takes longer than this from one step to the next logs a warning."""
 _PRECISIONS = {"bf16": torch.bfloat16, "16": torch.float16}
 
 
 class Runtime:
     """Where a run takes place: one process, or one of several ranks that train together.
 
-    Started by torchrun, the ranks are those that it has started, and settings that say otherwise are a `ConfigError`;
-    else Fabric launches them.
+    Under torchrun the ranks are those that it has started, and settings that contradict it raise a `ConfigError`;
+    otherwise Fabric launches them.
     """
 
     def __init__(self, settings: RuntimeSettings | None = None) -> None:
@@ -82,7 +82,7 @@ class Runtime:
             module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def shard(self, network: nn.Module) -> None:
-        """Spread the network over the ranks if the settings say so; once, before anything runs it."""
+        """Spread the network over the ranks if the settings ask for it; once, before anything runs it."""
         if self.is_sharded:
             shard_(network, self.device, self.world_size)
 
@@ -118,7 +118,7 @@ class Runtime:
         """Return a loss scaler if the precision needs one."""
         return torch.amp.GradScaler(self.device.type) if self.settings.precision == "16" else None
 
-    # -- what ranks tell each other: all of them must call these, in the same order --------------------------------
+    # -- collectives: all ranks must call these, in the same order -------------------------------------------------
 
     def sum_over_ranks(self, values: Tensor) -> Tensor:
         """Return the elementwise sum over all ranks."""
@@ -176,18 +176,18 @@ class Runtime:
         except Exception as error:
             failure = error
         if self.world_size > 1:
-            told: list[str | None] = [None] * self.world_size
+            texts: list[str | None] = [None] * self.world_size
             # Fabric gathers tensors only.
-            torch.distributed.all_gather_object(told, None if failure is None else str(failure) or repr(failure))
-            first = next((rank for rank, text in enumerate(told) if text is not None), None)
+            torch.distributed.all_gather_object(texts, None if failure is None else str(failure) or repr(failure))
+            first = next((rank for rank, text in enumerate(texts) if text is not None), None)
             if first is not None and (failure is None or not self.is_main):
-                raise OtherRankFailed(f"Rank {first} of {self.world_size} cannot continue: {told[first]}") from failure
+                raise OtherRankFailed(f"Rank {first} of {self.world_size} cannot continue: {texts[first]}") from failure
         if failure is not None:
             raise failure
 
 
 class _Watch(threading.Thread):
-    """Say so when a rank has not got on for a while: if another one has stalled, it waits until it gives up.
+    """Warn when a rank makes no progress: if another one has stalled, it waits until the timeout.
 
     Ranks sum something up after every step, and between the batches of all other passes.
     """
@@ -199,13 +199,13 @@ class _Watch(threading.Thread):
         self.since = time.monotonic()
 
     def run(self) -> None:
-        """Look once in a while, and tell of each stall once."""
-        told = 0.0
+        """Check from time to time, and report each stall once."""
+        reported = 0.0
         while True:
             time.sleep(self.patience / 4)
             waited, since = time.monotonic() - self.since, self.since
-            if waited > self.patience and since != told:
-                told = since
+            if waited > self.patience and since != reported:
+                reported = since
                 logger.warning(
                     "Rank %s has not got on for %.0f seconds: it waits for another rank, for at most %g seconds "
                     "(runtime.timeout_seconds), or has much to compute.",
@@ -221,7 +221,7 @@ def count_devices(settings: RuntimeSettings) -> tuple[int, int]:
     world = int(os.environ["WORLD_SIZE"])
     local = int(os.environ.get("LOCAL_WORLD_SIZE", world))
     hosts = max(1, world // local)
-    # 1 is what both are unless somebody has said otherwise.
+    # 1 is the default of both: torchrun decides then.
     if settings.devices not in (1, local) or settings.num_nodes not in (1, hosts):
         raise ConfigError(
             f"torchrun has started {local} ranks on each of {hosts} hosts, but runtime.devices is {settings.devices} "
@@ -244,8 +244,8 @@ class Part(IntEnum):
 def seed_everything(*key: int) -> None:
     """Set all global generators as a pure function of ``key``.
 
-    Called with (seed, task, epoch, step, ...) before everything that draws random numbers, so that a resumed run needs
-    no saved generator state and every step can be repeated alone.
+    Called with (seed, task, epoch, step, ...) before everything that draws random numbers: a resumed run needs no saved
+    generator state, and every step can be repeated alone.
     """
     state = seed_sequence(key).generate_state(2, np.uint64)
     _seed_torch(int(state[0]))

@@ -23,7 +23,7 @@ Machines = Annotated[Count, Field(le=4096)]
 Precision = Annotated[
     Literal["32", "bf16", "16"], BeforeValidator(lambda value: str(value) if type(value) is int else value)
 ]
-"""A file may say 16 without quotes."""
+"""YAML reads 16 without quotes as a number."""
 
 
 @settings_class
@@ -57,7 +57,7 @@ class BaseSettings:
     """Epochs over which the learning rate rises linearly to its value; at least 0."""
 
     def __post_init__(self) -> None:
-        """Complete the keywords by their defaults: the configuration of a run is to say all of them."""
+        """Complete the keywords by their defaults: the configuration of a run records all of them."""
         try:
             known = base_keywords(self.name)
         except ConfigError as error:
@@ -66,6 +66,7 @@ class BaseSettings:
             if key not in known:
                 near = suggest(key, list(known))
                 raise ValueError(f"keywords: {self.name} has no {key!r}.{near} It takes: {', '.join(known)}.")
+        # Two configurations with the same meaning must be equal: resume and grouping compare them.
         object.__setattr__(self, "keywords", {**known, **self.keywords})  # frozen for everybody else
         check_keywords(self.name, self.keywords)
 
@@ -189,7 +190,7 @@ def has_weight_decay(name: str) -> bool:
 
 
 def check_keywords(name: str, keywords: dict[str, Any]) -> None:
-    """Let the class itself judge its keywords: torch holds them to ranges that no annotation says."""
+    """Let the class itself validate its keywords: torch has ranges that no annotation holds."""
     make: Any = base_class(name)
     try:
         make([torch.nn.Parameter(torch.zeros(1))], lr=1.0, **keywords)

@@ -39,6 +39,7 @@ def shard_(network: nn.Module, device: torch.device, num_ranks: int) -> None:
     if not blocks:
         raise ConfigError("runtime.strategy 'fsdp' spreads the blocks of a ViT, and this network has none; use ddp.")
     mesh = init_device_mesh(device.type, (num_ranks,))
+    # Resharding at once keeps one whole block in memory at a time; the price is a second gather in the backward pass.
     for block in blocks:
         fully_shard(host_(block), mesh=mesh, reshard_after_forward=True)
 
@@ -93,6 +94,7 @@ def spread_like(part: Tensor, param: Tensor) -> Tensor:
         return part
     mesh, placements = param.device_mesh, param.placements
     shape, stride = param.shape, param.stride()
+    # The check would be a collective for every tensor, and parts are made by us.
     whole: Tensor = spread.DTensor.from_local(part, mesh, placements, run_check=False, shape=shape, stride=stride)
     return whole
 

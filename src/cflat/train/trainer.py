@@ -148,7 +148,7 @@ class Trainer:
 
     def start_task(self, task: Task) -> None:
         """Grow the method and let it prepare, unless a checkpoint was taken in the middle of this task."""
-        # The last border may not be saved; nothing of this task is done yet, so that it is the place to stop.
+        # The last border may not be saved; nothing of this task is done yet, hence the place to stop.
         if self.checkpointer.is_postponed and self.should_stop():
             self.save()
         self.check_stop()
