@@ -8,7 +8,7 @@ INTERRUPTED = 130
 
 
 def main() -> None:
-    """Run the command line; say what to install when the bench is missing."""
+    """Run the command line; name what to install when the bench is missing."""
     try:
         from cflat.cli.main import run_app
 

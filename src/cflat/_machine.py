@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def free_memory() -> int | None:
-    """Return the bytes that this process can still get, as far as the system says."""
+    """Return the bytes that this process can still allocate; None if the system does not report it."""
     limits: list[int] = []
     with suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
@@ -22,7 +22,7 @@ def free_memory() -> int | None:
 
 
 def all_memory() -> int | None:
-    """Return the bytes that this machine has, as far as the system says."""
+    """Return the bytes of memory of this machine; None if the system does not report it."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):  # not on Windows

@@ -4,8 +4,8 @@ A plug-in is a module that registers something when it is imported. Installed on
 the group ``cflat.plugins``, when a name is looked up that is not here or all names are listed; modules and files are
 named on the command line, ``--plugin my_sam.py``, or in ``$CFLAT_PLUGINS``, which processes started from here inherit.
 
-Runs record the names and hashes of theirs, so that they need not be named again. Since anybody can write such a record,
-only a plug-in that this user has named before, with the same content, is loaded by one.
+Runs record the names and hashes of theirs, which are then loaded without being named again. A record may come from
+anywhere, so it loads only plug-ins that this user has named before, with the same content.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def load_plugins(names: Iterable[str]) -> None:
         _loaded[name] = ""
         try:
             module = _import_file(Path(name)) if name.endswith(".py") else import_module(name)
-        except Exception as error:  # whatever somebody else's module does
+        except Exception as error:  # a module can raise anything
             del _loaded[name]
             place = place_in_plugin(error)
             at = "" if place is None else f" ({place})"
@@ -77,7 +77,7 @@ def require_recorded(records: Any, where: str | Path) -> None:
     """Load the plug-ins that the run or file at ``where`` was made with, unless they are here already.
 
     Raises:
-        DataError: If one is missing, has changed, or was never named by this user; the message says which.
+        DataError: If one is missing, has changed, or was never named by this user; the message has the reason.
     """
     for record in records if isinstance(records, list) else ():
         if not isinstance(record, Mapping) or not all(isinstance(record.get(key), str) for key in ("name", "hash")):
@@ -166,7 +166,7 @@ def _remembered() -> list[str]:
 
 
 def _remember(name: str) -> None:
-    """Note what the user has named; where that cannot be written, it must be named every time."""
+    """Record what the user has named; where that cannot be written, it must be named every time."""
     line = f"{_loaded[name]} {name}"
     if line not in _remembered():
         with suppress(OSError, RuntimeError, UnicodeEncodeError):

@@ -1,6 +1,6 @@
-"""Ranges on annotations: ``lam: NotNegative = 0.2`` says what a keyword accepts, and `checked` holds callers to it.
+"""Ranges on annotations: ``lam: NotNegative = 0.2`` declares what a keyword accepts, and `checked` enforces it.
 
-Needs Python alone. Pydantic reads the same annotations, so that a configuration file is held to the same ranges.
+Needs Python alone, because ``import cflat`` needs torch alone. Pydantic enforces the same annotations in files.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Range:
         )
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
-        """Hold what pydantic reads to the same range; it is pydantic that asks."""
+        """Let pydantic enforce the same range."""
         from pydantic_core import PydanticCustomError, core_schema
 
         def reject_booleans(value: Any) -> Any:
@@ -104,7 +104,7 @@ def checked(function: F) -> F:
         try:
             given = signature.bind(*args, **kwargs).arguments
         except TypeError:
-            given = {}  # the call itself says what is wrong
+            given = {}  # the call itself raises
         for name, rules in _rules_of(function).items():
             if name in given:
                 _require(name, given[name], rules)
@@ -121,7 +121,7 @@ def _require(name: str, value: Any, rules: tuple[Any, ...]) -> None:
 
 @cache
 def _rules_of(function: Callable[..., Any]) -> dict[str, tuple[Any, ...]]:
-    """Return the parameters that annotations say all about, each with the rules of which one must hold."""
+    """Return the parameters whose annotations are complete rules, each with the rules of which one must hold."""
     hints: dict[str, Any] = {}
     for name, hint in function.__annotations__.items():
         with suppress(NameError):  # one of the names that exist for type checkers only
@@ -135,7 +135,7 @@ def _members(hint: Any) -> tuple[Any, ...]:
 
 
 def _rule(hint: Any) -> Any:
-    """Return what a member of a union says: a range, the values that it allows, None and functions as they are."""
+    """Return the rule of a member of a union: a range, the allowed values, ``NoneType`` or ``Callable``."""
     kind = get_origin(hint)
     if kind is Annotated:
         return next((extra for extra in get_args(hint)[1:] if isinstance(extra, Range)), None)

@@ -1,4 +1,4 @@
-"""A table of named things that answers a wrong name with the nearest right one."""
+"""A table of names that suggests the nearest one for a wrong name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cflat._plugins import find_plugins
 T = TypeVar("T")
 
 MAX_NAME = 100
-"""Characters of a name that is compared with others; the time that takes grows with their product."""
+"""Characters of a name that is compared with others; longer ones would take too long."""
 
 
 def suggest(name: str, known: list[str]) -> str:
@@ -43,7 +43,7 @@ def require_known(kind: str, name: Any, known: Iterable[str], *besides: str) -> 
 
 
 def import_modules(package: str, path: Iterable[str]) -> None:
-    """Import every public module of a package, so that each can enter itself into a table."""
+    """Import every public module of a package; each registers itself."""
     for module in iter_modules(path):
         if not module.name.startswith("_"):
             import_module(f"{package}.{module.name}")

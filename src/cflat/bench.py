@@ -1,4 +1,4 @@
-"""The bench from Python: run, load, compare and ask.
+"""The bench from Python: run, load, compare and predict.
 
 >>> import cflat
 >>> done = cflat.bench.run(method="simplecil", data="digits", preset="smoke")
@@ -49,7 +49,7 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 OPTIMIZERS = ("none", "c_flat", "c_flat_turbo")
-"""What `compare` and `tune` look at unless told otherwise; differences are to the first."""
+"""Default of `compare` and `tune`; differences are to the first."""
 
 Fractions = npt.NDArray[np.float64]
 
@@ -124,8 +124,8 @@ def run(
         data: A dataset, ``folder:PATH``, ``npz:PATH`` or ``domains:PATH``, or a mapping with ``name``, ``root``, ...
         optimizer: A name of ``cflat list optimizers``, or a mapping with ``name``, ``rho``, ...
         out: The run directory, absent or empty; None keeps nothing on disk.
-        resume: Go on with the run in ``out``, if there is one of this configuration; a finished one is only read.
-        observers: Who is told about steps, epochs and tasks.
+        resume: Continue the run in ``out``, if there is one of this configuration; a finished one is only read.
+        observers: Notified of steps, epochs and tasks.
         **keys: Any key of a configuration, with two underscores for the dot or as a section: ``preset="smoke"``,
             ``seed=1``, ``train__epochs=5``, ``train={"epochs": 5}``.
 

@@ -31,9 +31,9 @@ Gpus = Annotated[float, typer.Option("--gpus", help="With ray: fraction of a GPU
 def job_executor(
     name: str, folder: Path, is_silent: bool, gpus: float = 1.0, stays: bool = False
 ) -> Iterator[Executor]:
-    """Own a folder and give the executor of this name; a signal ends the command cleanly, to go on later.
+    """Own a folder and give the executor of this name; a signal ends the command cleanly, to be continued later.
 
-    With Ray, ``gpus`` is the share of a GPU for each run, and ``stays`` keeps it between batches of jobs.
+    With Ray, ``gpus`` is the fraction of a GPU for each run, and ``stays`` keeps it between batches of jobs.
     """
     require_known("executor", name, EXECUTORS)
     from cflat.cli.progress import RunProgress, close_all
@@ -47,7 +47,7 @@ def job_executor(
     def observe(job: Job) -> Sequence[Observer]:
         if is_silent:
             return ()
-        close_all(shown)
+        close_all(shown)  # a terminal has room for one bar
         label = f"[{len(shown) + 1}/{sum(totals)}] {job.out.name}"
         shown.append(RunProgress(label, job.out, every_epoch=False))
         return shown[-1:]
@@ -61,7 +61,7 @@ def job_executor(
             if name == "ray":
                 ray = RayExecutor(gpus, stop)
                 with ray_session() if stays else nullcontext():
-                    yield ray if is_silent else partial(_tell_each, ray)
+                    yield ray if is_silent else partial(_report_each, ray)
             else:
                 yield in_order
     finally:
@@ -85,8 +85,8 @@ class VariantProgress:
         self._trained += 1
 
 
-def _tell_each(executor: Executor, jobs: Sequence[Job]) -> Iterator[Job]:
-    """Run the jobs, and say which are done: runs in other processes show no progress of their own."""
+def _report_each(executor: Executor, jobs: Sequence[Job]) -> Iterator[Job]:
+    """Run the jobs and report which are done: runs in other processes show no progress of their own."""
     note(f"{len(jobs)} runs to do, in parallel where resources allow.")
     for number, job in enumerate(executor(jobs), start=1):
         note(f"{job.out.name}: done ({number} of {len(jobs)})")

@@ -15,7 +15,7 @@ from cflat.train import EpochRecord, Observer, TaskRecord
 from cflat.train.observer import StepEvent
 
 REFRESH_SECONDS = 0.25
-"""Reading the loss waits for the device, so that it is done only so often."""
+"""Between two updates of the bar: reading the loss waits for the device."""
 LINE_SECONDS = 10.0
 """Between two lines of progress where there is no terminal."""
 
@@ -29,12 +29,12 @@ def close_all(observers: Iterable[Observer]) -> None:
 
 
 class RunProgress(Observer):
-    """Show how far a run is, how fast, and how long the rest will take at the speed so far.
+    """Show the progress of a run, its speed, and the time left at the speed so far.
 
-    Tasks count alike: a method that trains in the first task alone turns out to be faster than it looked.
+    All tasks count alike: the time left of a method that trains in the first task alone is too long at first.
 
     Args:
-        label: Begins every line; tells runs apart.
+        label: Begins every line, to distinguish runs.
         folder: The run directory, which knows the names of the classes.
         every_epoch: Whether epochs have lines of their own where there is no terminal.
     """
@@ -59,7 +59,7 @@ class RunProgress(Observer):
 
     @property
     def left(self) -> str:
-        """The time left in words; empty while it is not known and when nothing is left."""
+        """The time left in words; empty while it is unknown and at the end."""
         done = self.fraction - self._first
         if done <= 0 or self.fraction >= 1:
             return ""
@@ -145,7 +145,7 @@ def _duration(seconds: float) -> str:
 
 @contextmanager
 def count_images(label: str, *, is_silent: bool = False) -> Iterator[Callable[[int, int], None]]:
-    """Give a function that shows how many of all images are done, and how long the rest will take."""
+    """Give a function that shows how many images are done, and the time left."""
     console = live_console()
     console.quiet = is_silent
     columns = (TextColumn(label), BarColumn(bar_width=24), MofNCompleteColumn(), TimeRemainingColumn())

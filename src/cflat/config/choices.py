@@ -131,7 +131,7 @@ def base_config(name: str) -> type[BaseModel]:
 
 
 def _model_of(cls: Any, keywords: Mapping[str, Any], extra: Mapping[str, Any]) -> type[BaseModel]:
-    """Return a model of keywords of a class: its annotations and docstring say everything about them."""
+    """Return a model of keywords of a class, from its annotations and its docstring."""
     try:
         hints = get_type_hints(cls.__init__, include_extras=True)
     except NameError as error:

@@ -16,7 +16,7 @@ from cflat.config.presets import PRESETS, default_preset, resolve_config
 from cflat.config.run_config import RunConfig
 
 MAX_ROUNDS = 4
-"""A key that is added can change what the preset says about others; a few rounds settle it."""
+"""A key that is added can change the preset's values of others; a few rounds settle it."""
 
 
 def reproduce_command(config: RunConfig) -> str | None:
@@ -34,7 +34,7 @@ def reproduce_command(config: RunConfig) -> str | None:
 def compare_command(config: RunConfig, optimizers: Sequence[str], **settings: float) -> str:
     """Return the ``cflat compare`` of several optimizers around a run, with settings that the optimizers share.
 
-    It has three seeds, and everything else as the run has it, as far as a command line can say it.
+    It has three seeds, and the run's other settings where a command line can express them.
     """
     plain = replace(config, optimizer=parse_optimizer({"name": "none"}))
     overrides = {key: value for key, value in (_overrides_of(plain) or {}).items() if not key.startswith("optimizer.")}
@@ -68,7 +68,7 @@ def _overrides_of(config: RunConfig) -> dict[str, Any] | None:
         try:
             found = flatten(resolve_config(merge(start, layer)).to_dict())
         except ConfigError:
-            # Weights must be said aloud for some backbones; other errors do not go away with them.
+            # Some backbones need explicit weights; no other error goes away with them.
             if "backbone.weights" in overrides:
                 return None
             overrides["backbone.weights"] = target["backbone.weights"]

@@ -69,7 +69,7 @@ def resolve_config(user: Mapping[str, Any]) -> RunConfig:
 
 
 def preset_layer(preset: str, method: MethodSpec, data: DatasetSpec, backbone: Any = None) -> Layer:
-    """Return what a preset says about a method on a dataset, and about the backbone if the user wants another."""
+    """Return the values of a preset for a method on a dataset, and for the backbone if the user chose another."""
     if data.is_light and preset in ("paper", "pilot"):
         raise ConfigError(f"preset {preset!r} is made for photographs; use cpu or smoke for {data.name}.")
     family = backbone_family(backbone) if isinstance(backbone, str) else None
@@ -126,7 +126,7 @@ def _backbone(preset: str, method: MethodSpec, data: DatasetSpec, wanted: Any, f
 def _small(preset: str, method: MethodSpec, data: DatasetSpec) -> Layer:
     """Return what saves time on a small machine: few images, large test batches unless a method looks at the whole one.
 
-    A smoke run has small training batches, so that its few images make enough steps for everything to happen.
+    A smoke run has small training batches: its few images then make enough steps to cache and reuse directions.
     """
     if preset not in ("cpu", "smoke"):
         return {}
@@ -150,7 +150,7 @@ def _optimizer(section: Mapping[str, Any], method: str) -> Layer:
     try:
         spec = get_optimizer_spec(section.get("name"))  # type: ignore[arg-type]
     except ValueError:
-        return {}  # parse_config says what is wrong with it
+        return {}  # parse_config rejects it
     if "rho" not in optimizer_settings(spec.name) or spec.has_own_radius:
         return {}
     return {"name": spec.name, "rho": RHO.get(method, USUAL_RHO)}

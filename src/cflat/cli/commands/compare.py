@@ -92,7 +92,7 @@ def show_comparison(result: SweepResult) -> None:
         out.print(table(title, ["optimizer", *(METRICS[name].title for name in HEADLINES)], rows))
         if all(one.values(name) == first.values(name) for one in others for name in HEADLINES):
             out.print(
-                "All rows are equal to the last digit: this stream is too small or too easy to tell optimizers apart. "
+                "All rows are equal to the last digit: this stream is too small or too easy to distinguish optimizers. "
                 "Use more test images, a harder stream, or more training steps.",
                 soft_wrap=True,
             )

@@ -61,7 +61,7 @@ def _show(config: RunConfig, found: Estimate) -> None:
         "measured": f"a few steps and test images of tasks {', '.join(map(str, found.measured_tasks))}",
     }
     if found.ranks > 1:
-        lines["ranks"] = f"{found.ranks}; the time does not count what they tell each other"
+        lines["ranks"] = f"{found.ranks}; their communication is not included in the time"
     width = max(map(len, lines))
     for name, text in lines.items():
         out.print(f"{name:<{width}}  {text}")
