@@ -44,6 +44,7 @@ def open_in_place(path: Path) -> int:
 
 
 def _open(path: Path, flags: int) -> int:
+    # Without O_NONBLOCK, opening a pipe waits for its writer before anything can be checked.
     handle = os.open(path, flags | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0), 0o666)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
@@ -70,7 +71,7 @@ def making_sense_of(path: str | Path, what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if isinstance(error, DataError) and str(path) in str(error):
+        if isinstance(error, DataError) and str(path) in str(error):  # it names the file already
             raise
         reason = str(error) if isinstance(error, CFlatError) else f"{type(error).__name__}: {error}".rstrip(": ")
         reason = shortened(" ".join(reason.split()), 300).rstrip(".")
@@ -95,7 +96,7 @@ def require_unpacked(file: BinaryIO) -> None:
 def read_text(path: Path, max_bytes: int = MAX_TEXT_BYTES) -> str:
     """Return the text of a regular UTF-8 file; one that is too large raises an ``OSError``."""
     with open_regular(path) as file:
-        content = file.read(max_bytes + 1)
+        content = file.read(max_bytes + 1)  # st_size is 0 for files of /proc, and others may grow
     if len(content) > max_bytes:
         raise OSError(errno.EFBIG, f"it is larger than {max_bytes >> 20} MiB", str(path))
     return content.decode("utf-8")
@@ -117,7 +118,7 @@ def write_atomic(path: Path, content: bytes | str | Callable[[BinaryIO], object]
             else:
                 file.write(content.encode(errors="backslashreplace") if isinstance(content, str) else content)
             file.flush()
-            os.fsync(file.fileno())
+            os.fsync(file.fileno())  # before the rename: else a power cut may leave an empty file
         os.replace(temporary, path)
         sync_folder(path.parent)
     except (OSError, RuntimeError) as error:  # torch's writer raises RuntimeError on a full disk

@@ -40,5 +40,6 @@ def gib(size: int) -> str:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error, Python's or one of torch's, is that there was not enough memory."""
+    # Torch raises RuntimeError with these words; only CUDA has a type of its own.
     words = ("can't allocate memory", "cannot allocate memory", "not enough memory", "out of memory")
     return isinstance(error, MemoryError) or any(text in str(error).lower() for text in words)

@@ -47,6 +47,7 @@ def load_plugins(names: Iterable[str]) -> None:
         name = str(Path(given).resolve()) if given.endswith(".py") else given
         if name in _loaded:
             continue
+        # Before the import: a plug-in may look up names, which loads plug-ins.
         _loaded[name] = ""
         try:
             module = _import_file(Path(name)) if name.endswith(".py") else import_module(name)
@@ -57,6 +58,7 @@ def load_plugins(names: Iterable[str]) -> None:
             raise ConfigError(f"The plug-in {given!r} cannot be loaded{at}: {type(error).__name__}: {error}") from error
         _files.add(module.__file__ or name)
         _loaded[name] = _hash(module.__file__ or name)
+        # Workers and Ray jobs are other processes, which inherit the environment.
         known = [one for one in os.environ.get(VARIABLE, "").split(os.pathsep) if one]
         os.environ[VARIABLE] = os.pathsep.join(dict.fromkeys([*known, name]))
         _remember(name)
@@ -138,13 +140,13 @@ def _load_installed() -> None:
 def _import_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise FileNotFoundError(f"{str(path)!r} does not exist")
-    _files.add(str(path))
+    _files.add(str(path))  # before it is run, to locate errors in it
     name = f"cflat_plugin_{path.stem}"
     spec = spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
     module = module_from_spec(spec)
-    sys.modules[name] = module
+    sys.modules[name] = module  # dataclasses and pickle look modules up there
     spec.loader.exec_module(module)
     return module
 

@@ -97,6 +97,7 @@ def checked(function: F) -> F:
     if isinstance(function, type):
         function.__init__ = checked(function.__init__)  # type: ignore[misc]
         return function
+    # Annotations are resolved at the first call (`_rules_of`): they may name what is defined later.
     signature = inspect.signature(function)
 
     @wraps(function)
@@ -125,6 +126,7 @@ def _rules_of(function: Callable[..., Any]) -> dict[str, tuple[Any, ...]]:
     hints: dict[str, Any] = {}
     for name, hint in function.__annotations__.items():
         with suppress(NameError):  # one of the names that exist for type checkers only
+            # typing.get_type_hints resolves all names or none.
             hints[name] = eval(hint, inspect.unwrap(function).__globals__) if isinstance(hint, str) else hint
     rules = {name: tuple(_rule(member) for member in _members(hint)) for name, hint in hints.items()}
     return {name: own for name, own in rules.items() if None not in own and any(map(_texts, own))}
@@ -148,7 +150,7 @@ def _admits(rule: Any, value: Any) -> bool:
     if isinstance(rule, Range):
         return rule.holds(value)
     if isinstance(rule, tuple):
-        return any(type(value) is type(known) and value == known for known in rule)
+        return any(type(value) is type(known) and value == known for known in rule)  # 1 == True, but is not a flag
     return value is None if rule is NoneType else callable(value)
 
 

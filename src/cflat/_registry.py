@@ -78,6 +78,7 @@ class Registry(Generic[T]):
     def get(self, name: str) -> T | None:
         """Return what has this name, here or in a plug-in; None if nothing has."""
         key = name.replace("-", "_").lower() if isinstance(name, str) else ""
+        # Plug-ins are searched only for unknown names: finding them takes time.
         if key not in self._entries:
             find_plugins()
         return self._entries.get(key)

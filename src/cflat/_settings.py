@@ -66,5 +66,6 @@ def settings_class(cls: type[C]) -> type[C]:
     >>> Cooking(minutes=7)
     Cooking(minutes=7)
     """
+    # A dataclass, not a model: `replace`, `asdict` and `__post_init__` work as everywhere else.
     made: Any = dataclass(cls, config=SETTINGS, frozen=True, kw_only=True)
     return made  # type: ignore[no-any-return]

@@ -134,6 +134,7 @@ def run(
         DataError: If data, weights or the folder are not usable.
     """
     config = resolve_config(_layer(method=method, data=data, optimizer=optimizer, **keys))
+    # Resuming is idempotent: a script runs the same line the first time and after a crash.
     is_begun = resume and out is not None and RunFolder(Path(out)).config_file.is_file()
     if is_begun and out is not None and RunFolder(Path(out)).load_config() != config:
         raise ConfigError(f"{str(out)!r} holds a run with another configuration; choose another out.")
@@ -253,6 +254,7 @@ def runs_frame(*folders: str | Path) -> pandas.DataFrame:
     rows = []
     for record, own in zip(records, settings, strict=True):
         config, summary = record.config, record.summary
+        # NaN, not absent: a column must exist for every row.
         done = Run(summary).metrics if summary is not None else dict.fromkeys((*METRICS, *COSTS), float("nan"))
         rows.append(
             {

@@ -55,6 +55,7 @@ _TRAIN = ("demo", "run", "plan", "compare", "sweep", "tune", "reproduce")
 _LOOK = ("report", "analyze", "probe", "predict", "list", "doctor", "check-data", "features")
 COMMANDS = (*_TRAIN, *_LOOK)
 """In the order of the help."""
+# The modules import nothing heavy: torch is loaded inside of the commands.
 for _name in COMMANDS:
     _module = import_module(f"cflat.cli.commands.{_MODULES.get(_name, _name)}")
     app.command(_name, epilog=f"\b\nExamples:\n{_module.EXAMPLES}")(_module.command)
@@ -157,6 +158,7 @@ def _without_plugins(words: list[str]) -> list[str]:
     others: list[str] = []
     named: list[str] = []
     rest = iter(words)
+    # By hand, because typer takes options of the application only before the command.
     for word in rest:
         option, _, value = word.partition("=")
         if option == "--plugin":

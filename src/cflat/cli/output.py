@@ -109,6 +109,7 @@ def console() -> Console:
 
 def live_console() -> Console:
     """Return a console on standard error that may move the cursor; what it shows must be `printable`."""
+    # `Screen` would escape the codes that move the cursor.
     return Console(file=getattr(sys.stderr, "stream", sys.stderr))
 
 
@@ -181,6 +182,7 @@ def emit_json(values: Any) -> None:
 def next_command(command: str | Sequence[str]) -> None:
     """Print the next useful command, ready to be pasted; words are quoted where a shell needs it."""
     words = command if isinstance(command, str) else shlex.join(command)
+    # Names of a plug-in are unknown to a command that does not load it.
     needs_plugins = words.startswith("cflat ")
     print(f"Next: {words}{''.join(f' {shlex.quote(word)}' for word in plugin_options() if needs_plugins)}")
 
@@ -189,7 +191,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], num
     """Return a table whose first ``num_text`` columns are text and the others numbers."""
     made = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
     for index, column in enumerate(columns):
-        widest = max((len(printable(row[index])) for row in rows), default=0)
+        widest = max((len(printable(row[index])) for row in rows), default=0)  # numbers are never folded
         is_number = index >= num_text
         is_whole = is_number or index == 0
         least = widest if is_whole else None

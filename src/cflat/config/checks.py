@@ -47,6 +47,7 @@ def _check_backbone(method: Choice, backbone: BackboneSettings) -> None:
     if not backbone.name.startswith("timm:"):
         require_known("backbone", backbone.name, list_backbones(), "timm:NAME")
     require_known("kind of inputs", backbone.inputs, INPUTS.names())
+    # The family of a timm:NAME is unknown before it is built; `create_method` checks it then.
     families = get_method_spec(method.name).families
     family = backbone_family(backbone.name)
     if family is not None and family not in families:
@@ -128,6 +129,7 @@ def _check_images(method: Choice, data: DataSettings, spec: DatasetSpec) -> None
     if data.validation == 0 and (data.evaluate == "validation" or data.validation_per_class is not None):
         key = "evaluate=validation" if data.evaluate == "validation" else "validation_per_class"
         raise ConfigError(f"data.{key} needs images that are kept aside; set data.validation, for example to 0.2.")
+    # Every class must have an exemplar.
     total = getattr(method.settings, "memory_total", None)
     if total is not None and spec.num_classes is not None and total < spec.num_classes:
         raise ConfigError(
@@ -137,6 +139,7 @@ def _check_images(method: Choice, data: DataSettings, spec: DatasetSpec) -> None
 
 
 def _check_base(base: BaseSettings) -> None:
+    # Rprop has none, for example.
     if (base.weight_decay or base.first_weight_decay) and not has_weight_decay(base.name):
         raise ConfigError(
             f"base.name {base.name!r} has no weight decay; set base.weight_decay=0 and base.first_weight_decay=null."
@@ -155,7 +158,7 @@ def _check_runtime(runtime: RuntimeSettings) -> None:
         if value not in known:
             near = suggest(value, list(known))
             raise ConfigError(f"runtime.{key} must be one of {', '.join(known)}, got {quote(value)}.{near}")
-    if runtime.precision == "16" and runtime.accelerator == "cpu":
+    if runtime.precision == "16" and runtime.accelerator == "cpu":  # loss scaling is CUDA's
         raise ConfigError("runtime.precision 16 needs a GPU; use 32 or bf16 on a CPU.")
     if runtime.accelerator == "mps" and runtime.num_ranks > 1:
         raise ConfigError("runtime.accelerator 'mps' has one device; set runtime.devices=1.")

@@ -36,6 +36,7 @@ def compare_command(config: RunConfig, optimizers: Sequence[str], **settings: fl
 
     It has three seeds, and the run's other settings where a command line can express them.
     """
+    # The optimizers of the comparison bring settings of their own.
     plain = replace(config, optimizer=parse_optimizer({"name": "none"}))
     overrides = {key: value for key, value in (_overrides_of(plain) or {}).items() if not key.startswith("optimizer.")}
     shared = {f"optimizer.{key}": value for key, value in settings.items()}
@@ -83,6 +84,7 @@ def _overrides_of(config: RunConfig) -> dict[str, Any] | None:
 def _text(value: Any) -> str:
     """Return a value as the command line reads it back."""
     with suppress(ConfigError):
+        # Text that YAML would read as a number must be quoted.
         if isinstance(value, str) and parse_overrides([f"key={value}"])["key"] == value:
             return value
     return json.dumps(value)

@@ -60,6 +60,7 @@ def resolve_config(user: Mapping[str, Any]) -> RunConfig:
     if require_mapping(chosen.get("stream") or {}, "stream").get("online") is True:
         every = ONLINE_EVERY[data.is_light]
         defaults = merge(defaults, {"train": {"epochs": 1, "first_epochs": None, "anytime_every": every}})
+    # A preset may state the memory in the other way.
     if any(key in chosen["method"] for key in BUDGETS):
         for key in BUDGETS:  # the user's takes the place of the preset's
             defaults["method"].pop(key, None)
@@ -73,6 +74,7 @@ def preset_layer(preset: str, method: MethodSpec, data: DatasetSpec, backbone: A
     if data.is_light and preset in ("paper", "pilot"):
         raise ConfigError(f"preset {preset!r} is made for photographs; use cpu or smoke for {data.name}.")
     family = backbone_family(backbone) if isinstance(backbone, str) else None
+    # These families are trained from scratch, for longer.
     is_scratch = preset in ("paper", "pilot") and family in ("resnet", "other")
     scratch = SCRATCH.get(method.name, SCRATCH["*"])
     chosen = scratch if is_scratch else _hyperparameters(preset, method.name, data)
@@ -101,6 +103,7 @@ def _method_settings(preset: str, method: MethodSpec, data: DatasetSpec, chosen:
     settings = {key: value for key, value in chosen.method.items() if method.needs_memory or key not in BUDGETS}
     if not method.needs_memory or any(key in settings for key in BUDGETS):
         return settings
+    # With domains, at least one exemplar of each.
     few = {"smoke": max(2, len(data.domains)), "cpu": 20 if data.is_embedded else 5}
     return {**settings, "memory_per_class": few.get(preset, 20)}
 

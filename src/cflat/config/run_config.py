@@ -117,7 +117,7 @@ def parse_config(values: Mapping[str, Any], *, is_past: bool = False) -> RunConf
 
     ``is_past`` is for reading what was run: names may be those of plug-ins that are not here.
     """
-    given = merge(require_mapping(values, "The configuration"))
+    given = merge(require_mapping(values, "The configuration"))  # method: ease becomes method: {name: ease}
     sections = {key: {} if given.get(key) is None else given[key] for key in ("method", "optimizer", *SECTIONS)}
     sections["backbone"] = _read_normalize(sections["backbone"])
     parsed = {
@@ -138,6 +138,7 @@ def _read_normalize(section: object) -> Layer:
     if "normalize" not in backbone:
         return backbone
     value = backbone.pop("normalize")
+    # PILOT does not normalize its inputs, so true and false name the two kinds as well.
     kinds = {"timm": "timm", "pilot": "pilot", True: "timm", False: "pilot"}
     if not isinstance(value, str | bool) or value not in kinds:
         raise ConfigError(f"backbone.normalize must be timm or pilot, got {quote(value)}.")

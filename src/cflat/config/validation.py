@@ -27,6 +27,7 @@ WORDS = {
 }
 """Pydantic's rules in our words."""
 
+# Building an adapter is slow, and a sweep parses the same section many times.
 _adapter = cache(TypeAdapter)
 _repr = reprlib.Repr()
 _repr.maxstring = _repr.maxother = 80

@@ -111,6 +111,7 @@ def make_features(
         transform = eval_transform(config.backbone.inputs, backbone.image_size, backbone.mean, backbone.std)
     except ValueError as error:
         raise ConfigError(str(error)) from error
+    # By content: the same name can stand for other images or weights tomorrow.
     origin = FeaturesOrigin(
         data=data.name,
         images=_hash_images(dataset),

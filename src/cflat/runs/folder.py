@@ -57,6 +57,7 @@ class RunSummary:
 
     def __post_init__(self) -> None:
         if not self.score:
+            # Frozen, but the default depends on another field.
             object.__setattr__(self, "score", next(iter(self.accuracy)))
         require_known(f"score of {self.config.method.name}", self.score, self.accuracy)
 
@@ -196,6 +197,7 @@ class RunFolder:
         if not is_past:
             require_recorded(plugins, self.path)
         try:
+            # Settings of a plug-in that is not here are shown as they were written.
             return parse_config(read_document(self.config_file), is_past=is_past and bool(plugins))
         except CFlatError as error:
             raise DataError(
@@ -303,7 +305,7 @@ class MetricsLog(Observer):
         try:
             file.write(line)
             file.flush()
-            os.fsync(file.fileno())
+            os.fsync(file.fileno())  # a checkpoint must not vouch for lines that a power cut takes
         except OSError as error:
             raise DataError(f"{str(self.path)!r} could not be written: {error.strerror}.") from error
         self._offset += len(line)
@@ -355,5 +357,6 @@ def find_runs(root: Path) -> Iterator[RunFolder]:
     if not found:
         raise DataError(f"There is no run directory at or below {str(root)!r}.")
     for path in found:
+        # An analysis keeps runs of its own below the run that it is about.
         if not any(parent in found for parent in path.parents):
             yield RunFolder(path)

@@ -84,6 +84,7 @@ class Predictor:
         require_plain(state, is_finite=True)
         require_plain(extra)
         info = StreamInfo(outline.scenario, len(outline.class_names), len(outline.tasks), outline.label_modulus)
+        # The file may come from anywhere, and may ask for a network of any size.
         with MemoryLimit("the sizes in its configuration"):
             backbone = make_backbone(config.backbone, outline.vector_size, is_filled_later=True)
             self.method: Method = create_method(config.method.name, backbone, info, config.method.settings)
@@ -157,7 +158,7 @@ class Predictor:
             "plugins": loaded_plugins(),
         }
         path, content = Path(path), io.BytesIO()
-        torch.save(values, content)
+        torch.save(values, content)  # into memory: its hash goes before it
         make_folder(path.parent)
         write_atomic(path, _MAGIC + _hash(content.getbuffer()) + content.getbuffer())
         return path
@@ -203,6 +204,7 @@ def _from_file(path: Path) -> tuple[RunConfig, Outline, int, dict[str, Any], dic
     if not is_ours or _hash(content) != digest:
         problem = "has changed since it was written; export it anew" if is_ours else f"is not {_TRAINED}"
         raise DataError(f"{str(path)!r} {problem}.")
+    # The hash protects from accidents, not from an attacker, who can compute it.
     require_unpacked(io.BytesIO(content))
     values = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     require_recorded(values["plugins"], path)
@@ -262,6 +264,7 @@ def _image_set(images: Images, short_side: int | None, vector_size: int | None) 
     else:
         places = [images] if isinstance(images, str | Path) else images
         paths = [str(path) for path in find_images(places)]
+        # Each image is read once: nothing to cache.
         store = FilePixels(Path(), paths, short_side=short_side, cache=DecodedCache(0))
     if len(store) == 0:
         raise DataError("There are no images.")

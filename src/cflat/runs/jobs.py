@@ -78,6 +78,7 @@ class SerialExecutor:
 def run_job(job: Job, observers: Sequence[Observer] = (), **how: Any) -> None:
     """Run one job, with ``should_stop`` and ``patience`` as for `run`; one that was begun is resumed."""
     folder = RunFolder(job.out)
+    # A folder without config.yaml was left before anything was written.
     is_begun = folder.config_file.is_file()
     try:
         run(job.config, job.out, resume=is_begun, num_tasks=job.num_tasks, observers=observers, **how)

@@ -40,6 +40,7 @@ def owned(folder: Path, patience: float = 0.0) -> Iterator[None]:
     ``patience`` is how many seconds to wait for that one to go: after a crash, another host may hear of it late.
     A folder that was not there is made, and goes again if it stays empty.
     """
+    # Two processes may both find it absent; the lock decides.
     is_new = not folder.exists()
     make_folder(folder)
     lock = _acquired(folder, patience)
@@ -57,7 +58,7 @@ def owned(folder: Path, patience: float = 0.0) -> Iterator[None]:
             if is_new and os.listdir(folder) == [LOCK]:
                 (folder / LOCK).unlink()
                 folder.rmdir()
-        lock.release()
+        lock.release()  # after the files: they are ours only while it is held
 
 
 def reject_if_owned(folder: Path) -> None:

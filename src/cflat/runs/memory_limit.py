@@ -33,6 +33,7 @@ class MemoryLimit(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        # Networks allocate by these functions; views and copies of them are not counted.
         if func in _MAKERS:
             self.used += _bytes_of(func, args, kwargs)
             if self.free is not None and self.used > self.free:
@@ -80,6 +81,7 @@ def _forward_bytes(backbone: Backbone, batch_size: int) -> int:
             outputs.append(output.numel() * output.element_size())
 
     hooks = [module.register_forward_hook(note) for module in backbone.modules() if not any(module.children())]
+    # Meta tensors have shapes and no memory: the forward pass costs nothing.
     state = {name: value.to("meta") for name, value in backbone.state_dict().items()}
     size = backbone.image_size
     images = torch.empty(batch_size, backbone.num_channels, size, size, device="meta")

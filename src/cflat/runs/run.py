@@ -99,6 +99,7 @@ def run(
                 prepare_folder(own_folder, config, resume)
                 log = stack.enter_context(closing(MetricsLog(own_folder.metrics_file)))
             parts = assemble(config)
+            # A checkpoint is rejected where any of these differ.
             decisive = {**config.identity(), CLASSES: Outline.of(parts.stream).fingerprint()}
             if own_folder is not None:
                 decisive[IMAGES] = _describe(own_folder, config, parts, resume)
@@ -148,6 +149,7 @@ def assemble(config: RunConfig) -> Assembly:
     """Load the data and build the network; a pure function of the configuration."""
     stream = make_stream(config)
     info = StreamInfo(config.stream.scenario, stream.num_classes, stream.num_tasks, stream.label_modulus)
+    # The initial weights must depend neither on the data nor on what ran before.
     seed_everything(config.seed, Part.BUILD)
     try:
         with MemoryLimit(f"backbone.image_size or the sizes among the settings of {config.method.name}"):

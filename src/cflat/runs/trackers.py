@@ -44,6 +44,7 @@ def _wandb(config: RunConfig, folder: Path) -> Tracker:
     """Open a run in the project ``cflat``; a resumed run continues under the same name."""
     import wandb
 
+    # The name of the folder as id: a resumed run continues its own curves.
     run = wandb.init(
         project="cflat", name=folder.name, id=folder.name, dir=str(folder), config=config.to_dict(), resume="allow"
     )
@@ -84,7 +85,7 @@ class TrackerObserver(Observer):
 
     def on_epoch(self, record: EpochRecord) -> None:
         """Pass on loss, learning rate and counters."""
-        self.step += 1
+        self.step += 1  # epochs of the run: tasks and phases start at 0 again
         self._log("epoch", record)
 
     def on_task_end(self, record: TaskRecord) -> None:

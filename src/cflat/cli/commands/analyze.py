@@ -55,6 +55,7 @@ def command(
         watched = sum(variant.is_recorded for variant in planned)
         note(f"Trains up to {len(planned)} runs: {watched} recorded, the others for accuracy and speed alone.")
     tell = VariantProgress(is_silent=quiet or json)
+    # The run itself is locked by `record_run`, its folder of figures here.
     with stoppable() as stop:
         record_run(resolved, folder, every=every, should_stop=stop)
         with owned(place):

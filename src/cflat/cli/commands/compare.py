@@ -67,6 +67,7 @@ def command(
         return
     show_comparison(result)
     console().print(f"Results: {folder}\nPage:    {page}")
+    # A suggestion to look at one run; rows are not ranked by it.
     best = max(result.rows, key=lambda row: row.spread("avg").mean).summaries[0].config
     next_command(reproduce_command(best) or ["cflat", "report", str(folder)])
 

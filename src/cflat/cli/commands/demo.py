@@ -85,6 +85,7 @@ def _verdict(result: SweepResult) -> str:
     plain, *others = result.rows
     gains = [(row.difference(plain, "avg"), _title(row)) for row in others]
     gains.sort(key=lambda gain: (math.isnan(gain[0].p), gain[0].p))
+    # Holm: the smallest p times the number of tests, the next times one less, until one fails.
     significant = []
     for place, (gain, title) in enumerate(gains):
         if not gain.p * (len(gains) - place) < 0.05:  # nor is NaN, where all seeds agree

@@ -42,6 +42,7 @@ def _show(config: RunConfig, found: Estimate) -> None:
     from cflat.config.commands import reproduce_command
 
     out = console()
+    # Every n-th task of a long stream, and the last.
     step = -(-len(found.tasks) // MANY_TASKS)
     shown = [task for task in found.tasks if task.task % step == 0 or task is found.tasks[-1]]
     rows = []

@@ -79,7 +79,7 @@ def _radii(text: str | None, configured: float) -> tuple[float, ...]:
     from cflat.analysis.probe import RADII
 
     if text is None:
-        return (configured, *(rho for rho in RADII if rho != configured))
+        return (configured, *(rho for rho in RADII if rho != configured))  # the verdict is about the first
     try:
         radii = tuple(float(part) for part in text.split(",") if part.strip())
     except ValueError:

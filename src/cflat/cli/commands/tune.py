@@ -76,6 +76,7 @@ def command(
     folder = out or usual_folder("tune", layer)
     shared: dict[str, Any] = {"protocol": protocol, "seeds": numbers, "metric": metric, "score": score}
     search: dict[str, Any] = {"sampler": sampler, "search_seed": search_seed, "prune": prune, "trials": trials}
+    # Trials come in many small batches: Ray is started once.
     with job_executor(executor, folder, quiet or json, gpus, stays=True) as chosen:
         if curve:
             file = folder / "tuned.json"
