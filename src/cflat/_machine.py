@@ -1,4 +1,4 @@
-"""What this machine can hold."""
+"""The memory of this machine."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def all_memory() -> int | None:
 
 
 def gib(size: int) -> str:
-    """Return a number of bytes for people.
+    """Return a number of bytes in GiB.
 
     >>> gib(3 << 29)
     '1.5 GiB'
@@ -39,7 +39,7 @@ def gib(size: int) -> str:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error, Python's or one of torch's, is that there was not enough memory."""
+    """Whether an error of Python or torch means that memory ran out."""
     # Torch raises RuntimeError with these words; only CUDA has a type of its own.
     words = ("can't allocate memory", "cannot allocate memory", "not enough memory", "out of memory")
     return isinstance(error, MemoryError) or any(text in str(error).lower() for text in words)

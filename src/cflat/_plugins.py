@@ -98,7 +98,7 @@ def require_recorded(records: Any, where: str | Path) -> None:
 
 
 def _problem(name: str, digest: str) -> str | None:
-    """Return why a recorded plug-in is not loaded without being named."""
+    """Return why a recorded plug-in must be named to be loaded, if it must."""
     if name.endswith(".py") and not Path(name).is_file():
         return "does not exist; name the file where it is now"
     if name.endswith(".py") and _hash(name) != digest:

@@ -1,4 +1,4 @@
-"""How commands do many runs: where, with which progress, and what a signal does."""
+"""How commands execute many runs: executors, progress and signals."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cflat._registry import require_known
-from cflat.cli.output import note, stoppable
+from cflat.cli.output import duration, note, stoppable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -77,10 +77,10 @@ class VariantProgress:
         self._started = time.monotonic()
 
     def __call__(self, variant: Variant, index: int, total: int) -> None:
-        """A variant is about to be trained; those that are there already are never reported."""
+        """Report a variant that is about to be trained; finished ones are never reported."""
         if not self._is_silent:
             seconds = (time.monotonic() - self._started) / max(self._trained, 1) * (total - index)
-            left = f", about {seconds / 60:.0f} min left" if self._trained else ""
+            left = f", about {duration(round(seconds))} left" if self._trained else ""
             note(f"[{index + 1}/{total}] training {variant.name}{', recorded' if variant.is_recorded else ''}{left}")
         self._trained += 1
 

@@ -1,4 +1,4 @@
-"""How commands talk: a console for people, one JSON object for scripts."""
+"""Output of commands: a console for people, one JSON object for scripts."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Screen:
         self._controls = _COLOURED if self.stream.isatty() else _CONTROLS
 
     def write(self, text: str) -> int:
-        """Write what can be shown."""
+        """Write text with control characters escaped."""
         encoding = self.stream.encoding or "utf-8"
         shown = printable(text, self._controls).encode(encoding, "backslashreplace").decode(encoding)
         with self._excused():
@@ -69,7 +69,7 @@ class Screen:
         return len(text)
 
     def flush(self) -> None:
-        """Let everything so far be seen."""
+        """Flush the stream."""
         with self._excused():
             self.stream.flush()
 
@@ -157,7 +157,7 @@ def own_rank() -> int:
 
 
 def is_main_process() -> bool:
-    """Whether this process may print: the only one, or the first of those that train together."""
+    """Whether this process may print: the only one, or rank 0."""
     return own_rank() == 0
 
 
@@ -208,6 +208,18 @@ def percent(value: float) -> str:
     '82.34'
     """
     return "-" if math.isnan(value) else f"{100 * value:.2f}"
+
+
+def duration(seconds: float) -> str:
+    """Return a time in readable units.
+
+    >>> [duration(seconds) for seconds in (0.26, 75, 7300)]
+    ['0.26 s', '75 s', '2 h 02 min']
+    """
+    if seconds < 600:
+        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.2g} s"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min"
 
 
 def spread_columns(further: Sequence[str]) -> list[str]:

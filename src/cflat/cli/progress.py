@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from cflat.cli.output import live_console, percent, printable
+from cflat.cli.output import duration, live_console, percent, printable
 from cflat.data import Outline, Task
 from cflat.train import EpochRecord, Observer, TaskRecord
 from cflat.train.observer import StepEvent
@@ -63,7 +63,7 @@ class RunProgress(Observer):
         done = self.fraction - self._first
         if done <= 0 or self.fraction >= 1:
             return ""
-        return f"about {_duration((time.monotonic() - self._since) / done * (1 - self.fraction))} left"
+        return f"about {duration(round((time.monotonic() - self._since) / done * (1 - self.fraction)))} left"
 
     def on_run_start(self, num_tasks: int, first_task: int) -> None:
         """Begin to count; the run directory is described by now."""
@@ -119,7 +119,7 @@ class RunProgress(Observer):
             self.close()
 
     def close(self) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         self._bar.stop()
 
     def _place(self, task: int, name: str) -> str:
@@ -130,17 +130,6 @@ class RunProgress(Observer):
 
     def _print(self, text: str) -> None:
         self._console.print(printable(self.label + text), markup=False, highlight=False, soft_wrap=True)
-
-
-def _duration(seconds: float) -> str:
-    """Return a time in the unit that people would choose.
-
-    >>> _duration(42), _duration(600), _duration(9000)
-    ('42 s', '10 min', '2.5 h')
-    """
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
 @contextmanager

@@ -78,7 +78,7 @@ def keys_of_settings(section: str, cls: type[Any]) -> Iterator[Key]:
 
 
 def _type_name(hint: Any) -> str:
-    """Return a type as a person would write it.
+    """Return a type in plain words.
 
     >>> _type_name(tuple[int, ...] | None), _type_name(Literal["a", "b"])
     ('list of int | null', 'a | b')

@@ -43,7 +43,7 @@ class RunSummary:
 
     config: RunConfig
     accuracy: dict[str, AccuracyMatrix]
-    """On test images, by score; without stages if no test image was looked at."""
+    """On test images, by score; without stages if they were not evaluated."""
     cost: Cost
     seconds: float
     """Wall time of the run, over all restarts."""
@@ -51,9 +51,9 @@ class RunSummary:
     validation: dict[str, AccuracyMatrix] = field(default_factory=dict)
     """On validation images, by score; empty if there are none."""
     score: str = ""
-    """The score that `headline` speaks of; by default the first, which is the one that the method's paper reports."""
+    """The score of `headline`; by default the first, which is the one that the method's paper reports."""
     flatness: dict[str, float] = field(default_factory=dict)
-    """Sharpness and largest eigenvalue of the training loss where the last trained task ended; empty unless asked."""
+    """Sharpness and largest eigenvalue of the training loss after the last trained task; empty unless requested."""
 
     def __post_init__(self) -> None:
         if not self.score:
@@ -74,7 +74,7 @@ class RunSummary:
 
     @property
     def split(self) -> Split:
-        """The images that `headline` speaks of: test images, unless the run never looked at them."""
+        """The images of `headline`: test images, unless the run did not evaluate them."""
         is_tested = next(iter(self.accuracy.values())).num_stages > 0 or not self.validation
         return "test" if is_tested else "validation"
 

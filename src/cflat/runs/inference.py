@@ -40,7 +40,7 @@ _TRAINED = "a trained method of this version of cflat"
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a method sees in one image."""
+    """The classes that a method finds in one image."""
 
     image: str
     """Its path, or its row in an array."""
@@ -49,7 +49,7 @@ class Prediction:
     name: str
     """The class."""
     score: float
-    """The method's own measure: a logit, a cosine or a closeness; larger is nearer, and it is no probability."""
+    """The method's own measure, a logit, a cosine or a negative distance: larger is better, and no probability."""
     top: tuple[tuple[str, float], ...]
     """The best classes with their scores, the answer first."""
 
@@ -98,7 +98,7 @@ class Predictor:
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """What an image can be called so far."""
+        """The classes learned so far."""
         seen = self.outline.tasks[self.num_tasks - 1][1].stop
         return self.outline.answers[:seen]
 

@@ -1,4 +1,4 @@
-"""Jobs, and where they run: one run each, with results that come back through the run directories."""
+"""Jobs of a study, one run each, and the executor that runs them in this process."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class JobsFailed(CFlatError):
 
 
 Executor: TypeAlias = Callable[[Sequence[Job]], Iterator[Job]]
-"""Where jobs run: it runs all, and yields each when its result is there, in its run directory."""
+"""Runs jobs, and yields each when its result is in its run directory."""
 
 
 @dataclass(frozen=True)
@@ -109,16 +109,11 @@ def run_jobs(jobs: Sequence[Job], executor: Executor | None = None) -> list[RunS
 
 def finish_jobs(jobs: Sequence[Job], executor: Executor | None = None) -> None:
     """Run the jobs whose results are missing, each up to its ``num_tasks``; see `run_jobs`."""
-    pending = pending_jobs(jobs)
-    if pending:
-        for _ in (executor or SerialExecutor())(pending):
-            pass
-
-
-def pending_jobs(jobs: Sequence[Job]) -> list[Job]:
-    """Return the jobs whose results are missing, one for each folder."""
     by_folder: dict[Path, Job] = {}
     for job in jobs:
         if by_folder.setdefault(job.out, job).config != job.config:
             raise ConfigError(f"Two different configurations would run in {str(job.out)!r}.")
-    return [job for job in by_folder.values() if not job.is_finished]
+    pending = [job for job in by_folder.values() if not job.is_finished]
+    if pending:  # else Ray would be started for nothing
+        for _ in (executor or SerialExecutor())(pending):
+            pass

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from cflat._errors import ConfigError
 from cflat._registry import require_known
@@ -16,14 +16,11 @@ from cflat.config.run_config import RunConfig
 from cflat.train import EpochRecord, Observer, TaskRecord
 
 
-@dataclass(frozen=True)
-class Tracker:
-    """Where numbers go."""
+class Tracker(NamedTuple):
+    """How numbers are sent."""
 
     log: Callable[[int, dict[str, float]], object]
-    """Records numbers at a step."""
     close: Callable[[], object]
-    """Sends what is left."""
 
 
 def _tensorboard(config: RunConfig, folder: Path) -> Tracker:
