@@ -97,7 +97,7 @@ def read_text(path: Path, max_bytes: int = MAX_TEXT_BYTES) -> str:
     """Return the text of a regular UTF-8 file; one that is too large raises an ``OSError``."""
     with open_regular(path) as file:
         content = file.read(max_bytes + 1)  # st_size is 0 for files of /proc, and others may grow
-    if len(content) > max_bytes:
+    if len(content) > max_bytes:  # read one byte more to find out
         raise OSError(errno.EFBIG, f"it is larger than {max_bytes >> 20} MiB", str(path))
     return content.decode("utf-8")
 
@@ -116,6 +116,7 @@ def write_atomic(path: Path, content: bytes | str | Callable[[BinaryIO], object]
             if callable(content):
                 content(file)
             else:
+                # File names may hold bytes that are no UTF-8, which Python keeps as lone surrogates.
                 file.write(content.encode(errors="backslashreplace") if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())  # before the rename: else a power cut may leave an empty file
@@ -139,6 +140,7 @@ def make_folder(folder: Path) -> None:
 
 def write_json(path: Path, values: Any) -> None:
     """Replace ``path`` in one step by the values as JSON; numbers that are not finite become null."""
+    # Strict: NaN is no JSON, and other languages reject it.
     write_atomic(path, json.dumps(plain_values(values), indent=2, allow_nan=False) + "\n")
 
 

@@ -64,6 +64,7 @@ class Registry(Generic[T]):
 
     def add(self, name: str, value: T) -> None:
         """Register ``value``; a name may be taken only once."""
+        # A plug-in that replaced a method silently would change results.
         if name in self._entries:
             raise ValueError(f"{self.kind} {name!r} is registered already; choose another name.")
         self._entries[name] = value

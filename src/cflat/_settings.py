@@ -44,6 +44,7 @@ SETTINGS = ConfigDict(extra="forbid", use_attribute_docstrings=True, allow_inf_n
 C = TypeVar("C")
 
 
+# Configurations have upper bounds; arguments in code do not need any.
 Count = Annotated[_ranges.Count, Field(le=LARGEST)]
 CountOrZero = Annotated[_ranges.CountOrZero, Field(le=LARGEST)]
 Pixels = Annotated[int, _ranges.Range(at_least=4, at_most=8192, integer=True)]

@@ -173,6 +173,7 @@ def compare(
         tuned.check_seeds(seeds)
         layer = tuned.final_layer(layer)
         score = score or tuned.score
+    # Each optimizer with what was found for it; comparing all at one rate would favour one of them.
     settings = None if tuned is None else tuned.settings
     result = run_comparison(layer, optimizers, seeds, out, tuned=settings, score=score)
     write_comparison(Path(out), result)

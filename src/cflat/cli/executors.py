@@ -41,6 +41,7 @@ def job_executor(
     from cflat.runs.lock import owned
     from cflat.runs.ray_executor import RayExecutor, ray_session
 
+    # Lists, because batches of jobs come one after the other and are numbered through.
     shown: list[Observer] = []
     totals: list[int] = []
 

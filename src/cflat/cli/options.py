@@ -93,6 +93,7 @@ def chosen_layer(config: Path | None, overrides: list[str] | None, **options: st
     from cflat.config.documents import merge, nested, parse_overrides, read_document
 
     layers: list[dict[str, Any]] = [read_document(config)] if config is not None else []
+    # Later layers win: file, options, then KEY=VALUE.
     layers += [nested(SETTINGS[name][0], value) for name, value in options.items() if value is not None]
     return merge(*layers, parse_overrides(overrides or []))
 

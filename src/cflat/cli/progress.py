@@ -47,6 +47,7 @@ class RunProgress(Observer):
         self._outline: Outline | None = None
         self._steps = self._evaluations = 0
         self._console = live_console()
+        # A terminal has the bar; a log file needs lines.
         self._shows_epochs = every_epoch and not self._console.is_terminal
         done, facts = TextColumn("{task.percentage:.0f} %"), TextColumn("{task.fields[facts]}")
         columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), done, facts, TimeElapsedColumn())

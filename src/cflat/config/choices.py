@@ -105,6 +105,7 @@ def parse_base(values: object) -> BaseSettings:
     own = base_keywords(name) if isinstance(name, str) else {}
     for key in section:
         if key not in SHARED_BY_BASES and key not in own:
+            # Both lists: the reader does not know which keys are torch's.
             near = suggest(key, [*SHARED_BY_BASES, *own])
             known = f"{', '.join(SHARED_BY_BASES)}; of {name}: {', '.join(own)}"
             raise ConfigError(f"Unknown key {quote(f'base.{key}')}.{near} Known: {known}.")

@@ -45,6 +45,7 @@ def compare_command(config: RunConfig, optimizers: Sequence[str], **settings: fl
 
 
 def _command(name: str, config: RunConfig, options: Mapping[str, str | None], keys: Mapping[str, Any]) -> str:
+    # Options before keys, as in the documentation.
     named = {"--method": config.method.name, "--data": config.data.name, **options}
     words = [word for option, value in named.items() if value is not None for word in (option, value)]
     return shlex.join(["cflat", name, *words, *(f"{key}={_text(value)}" for key, value in keys.items())])

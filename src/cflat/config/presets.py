@@ -161,6 +161,7 @@ def _optimizer(section: Mapping[str, Any], method: str) -> Layer:
 
 def _require_weights(config: RunConfig, backbone: Mapping[str, Any]) -> None:
     is_vit = backbone_family(config.backbone.name) == "vit" and config.backbone.name != "vit_smoke"
+    # Nothing is downloaded unasked, and random weights by accident would waste a run.
     if is_vit and "weights" not in backbone:
         raise ConfigError(
             f"backbone.weights must be given: preset {config.preset!r} starts {config.backbone.name} from pretrained "

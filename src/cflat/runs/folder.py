@@ -194,6 +194,7 @@ class RunFolder:
         plugins: Any = None
         with suppress(DataError):  # without a record there are none
             plugins = self.load_environment().get("plugins")
+        # Only what trains or predicts needs the code of plug-ins.
         if not is_past:
             require_recorded(plugins, self.path)
         try:
@@ -235,6 +236,7 @@ class RunFolder:
         with suppress(DataError):  # without a record there is nothing to compare with
             begun = self.load_environment().get("identity")
         now = config.identity()
+        # By identity, not by text: neutral keys may differ after a resume.
         for key in begun if isinstance(begun, dict) else ():
             if key in now and begun[key] != now[key]:  # other versions may have other keys
                 raise DataError(
@@ -276,7 +278,7 @@ class MetricsLog(Observer):
         self._file: BinaryIO | None = None
         self._offset = 0
         self._digest = hashlib.blake2b(digest_size=16)
-        self._expected: str | None = None
+        self._expected: str | None = None  # of a checkpoint; None if there is none
         self._seconds_before = 0.0
         self._started = time.monotonic()
 

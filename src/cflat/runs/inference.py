@@ -90,6 +90,7 @@ class Predictor:
             self.method: Method = create_method(config.method.name, backbone, info, config.method.settings)
             for task in outline.empty_tasks(num_tasks):
                 self.method.grow(task)
+        # The transform of the test images: no augmentation.
         inputs = config.backbone.inputs
         self.transform = eval_transform(inputs, backbone.image_size, backbone.mean, backbone.std)
         self.method.load_state_dict(state)
@@ -142,6 +143,7 @@ class Predictor:
         size = self.config.train.eval_batch_size or self.config.train.batch_size
         loader = BatchLoader(images, self.transform, size, shuffle=False, device=self.device)
         found = torch.cat([self.method.predict(batch)[name].float().cpu() for batch in loader])
+        # topk would rank NaN first.
         if found.isnan().any():
             raise DataError("The scores are not numbers: the method, or one of the images, holds NaN or infinity.")
         modulus = self.outline.label_modulus
@@ -222,6 +224,7 @@ def _from_run(folder: RunFolder) -> tuple[RunConfig, Outline, int, dict[str, Any
     if state is None or num_tasks == 0 or state["is_grown"]:
         lack = "has no checkpoint yet" if state is None else f"was stopped within task {num_tasks + 1}"
         raise DataError(f"The run in {str(folder.path)!r} {lack}. Resume it: cflat run --resume {folder.path}")
+    # The images are not needed to predict, so their hash is taken as it is.
     now = {**config.identity(), CLASSES: outline.fingerprint(), IMAGES: state["identity"].get(IMAGES)}
     changed = [key for key in {**now, **state["identity"]} if now.get(key) != state["identity"].get(key)]
     if changed:

@@ -36,6 +36,7 @@ class Job:
         folder = RunFolder(self.out)
         if not folder.config_file.is_file():
             return False
+        # Never mix results of two configurations in one table.
         if folder.load_config() != self.config:
             raise DataError(f"{str(self.out)!r} holds a run with another configuration; choose another --out.")
         if folder.is_finished or (self.may_diverge and folder.diverged_file.is_file()):

@@ -52,6 +52,7 @@ def require_batch(backbone: Backbone, train: TrainSettings, runtime: RuntimeSett
     largest = max(len(task.train) for task in stream.tasks)
     most_tested = max(len(task.test) for task in stream.tasks)
     size = max(min(train.batch_size, largest), min(train.eval_batch_size or train.batch_size, most_tested))
+    # On a GPU a batch takes the GPU's memory, wherever the network was built.
     is_cuda = runtime.accelerator in ("auto", "cuda") and torch.cuda.is_available()
     free = torch.cuda.get_device_properties(0).total_memory if is_cuda else free_memory()
     needed = _forward_bytes(backbone, size)

@@ -104,6 +104,7 @@ class TrackerObserver(Observer):
 
     def _log(self, kind: str, record: EpochRecord | TaskRecord) -> None:
         found = flatten(asdict(record)).items()
+        # Names and lists, such as those of tasks, are no curves.
         values = {f"{kind}/{key}": value for key, value in found if isinstance(value, int | float)}
         assert self.tracker is not None, "on_run_start makes the tracker"
         self.tracker.log(self.step, values)

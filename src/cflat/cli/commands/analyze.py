@@ -49,6 +49,7 @@ def command(
         resolved, folder = resolve_config(layer), out or usual_folder("analyze", layer)
     place, endings, more = folder / "analysis", comma_names(formats), comma_numbers("--seeds", seeds)
     chosen = comma_names(only) if only else ()
+    # Before anything is trained.
     check_request(resolved, endings, chosen, more)
     planned = plan_variants(resolved, more, chosen)
     if not (quiet or json):

@@ -51,6 +51,7 @@ def command(
         found = read_tuning(tuned)
         found.check_seeds(numbers)
         settings = found.settings
+        # In the canonical spelling, under which the search has stored them.
         names = [parse_variant(name).text for name in list_variants(optimizers)] if optimizers else list(settings)
         require_tuned(names, found)
         layer = found.final_layer(layer)

@@ -21,6 +21,7 @@ EXAMPLES = """\
   cflat demo --out /tmp/demo --json
 """
 
+# Four: two minutes on two cores, and enough for a paired test.
 SEEDS = (0, 1, 2, 3)
 DEMO: dict[str, Any] = {
     "method": {"name": "finetune", "classes": "new"},

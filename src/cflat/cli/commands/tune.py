@@ -24,6 +24,7 @@ EXAMPLES = """\
   cflat tune --method replay --data digits --optimizers none,c_flat_turbo:k=10 --curve --seeds 1000,1001,1002
   cflat compare --tuned runs/tune-icarl-digits/tuned.json --seeds 0,1,2,3,4
 """
+# Not those of the search: final runs must not share its luck.
 FINAL_SEEDS = "0,1,2,3,4"
 
 
