@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from cflat._errors import ConfigError
 from cflat._registry import require_known, suggest
 from cflat.config.choices import Choice
@@ -14,26 +12,31 @@ from cflat.methods import get_method_spec, list_methods
 from cflat.nn.backbone import Family, get_backbone_spec, list_backbones
 from cflat.train.settings import BaseSettings, RuntimeSettings, TrainSettings, has_weight_decay
 
-if TYPE_CHECKING:
-    from cflat.config.run_config import RunConfig
-
 ACCELERATORS = ("auto", "cpu", "cuda", "mps")
 STRATEGIES = ("auto", "ddp", "ddp_find_unused_parameters_true", "fsdp")
 VECTOR_BACKBONES = ("mlp", "identity")
 
 
-def check_together(config: RunConfig) -> None:
+def check_together(
+    *,
+    method: Choice,
+    stream: StreamSettings,
+    data: DataSettings,
+    backbone: BackboneSettings,
+    base: BaseSettings,
+    runtime: RuntimeSettings,
+    train: TrainSettings,
+) -> None:
     """Reject parts that do not go together."""
-    method, data, stream, backbone = config.method, config.data, config.stream, config.backbone
     spec = dataset_spec(data.name)
     _check_backbone(method, backbone)
     _check_vectors(backbone, spec)
     _check_stream(method, stream, spec)
-    _check_online(method, stream, config.train, config.base)
+    _check_online(method, stream, train, base)
     _check_images(method, data, spec)
-    _check_base(config.base)
-    _check_runtime(config.runtime)
-    if config.runtime.strategy == "fsdp":
+    _check_base(base)
+    _check_runtime(runtime)
+    if runtime.strategy == "fsdp":
         _check_shards(method, backbone)
 
 

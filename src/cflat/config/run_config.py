@@ -130,7 +130,7 @@ def parse_config(values: Mapping[str, Any], *, is_past: bool = False) -> RunConf
     }
     config: RunConfig = parse_section(RunConfig, {**given, **parsed}, "")
     if not is_past:
-        check_together(config)
+        check_together(**{key: value for key, value in parsed.items() if key != "optimizer"})
     return config
 
 
