@@ -85,11 +85,10 @@ def require_recorded(records: Any, where: str | Path) -> None:
         if not isinstance(record, Mapping) or not all(isinstance(record.get(key), str) for key in ("name", "hash")):
             raise DataError(f"{str(where)!r} has a record of plug-ins that cannot be read.")
         name, digest = record["name"], record["hash"]
-        named = {Path(one).name: found for one, found in _loaded.items()}  # a file may have moved
-        found = named.get(Path(name).name)
-        if digest in _loaded.values() or found is not None:
-            if digest not in _loaded.values():
-                logger.warning("The plug-in %s is not the one that %s was made with; it is used as it is.", name, where)
+        if digest in _loaded.values():
+            continue
+        if Path(name).name in {Path(one).name for one in _loaded}:  # without the folder: a file may have moved
+            logger.warning("The plug-in %s is not the one that %s was made with; it is used as it is.", name, where)
             continue
         problem = _problem(name, digest)
         if problem is not None:

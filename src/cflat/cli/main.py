@@ -51,9 +51,10 @@ Examples:
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
 )
-_TRAIN = ("demo", "run", "plan", "compare", "sweep", "tune", "reproduce")
-_LOOK = ("report", "analyze", "probe", "predict", "list", "doctor", "check-data", "features")
-COMMANDS = (*_TRAIN, *_LOOK)
+COMMANDS = (
+    *("demo", "run", "plan", "compare", "sweep", "tune", "reproduce"),
+    *("report", "analyze", "probe", "predict", "list", "doctor", "check-data", "features"),
+)
 """In the order of the help."""
 # The modules import nothing heavy: torch is loaded inside of the commands.
 for _name in COMMANDS:
@@ -155,17 +156,15 @@ def _explain(error: BaseException) -> tuple[str, int]:
 
 def _without_plugins(words: list[str]) -> list[str]:
     """Load what ``--plugin`` names, before or after the command, and return the other words."""
-    others: list[str] = []
-    named: list[str] = []
-    rest = iter(words)
+    others, named, rest = [], [], iter(words)
     # By hand, because typer takes options of the application only before the command.
     for word in rest:
         option, _, value = word.partition("=")
-        if option == "--plugin":
-            named.append(value or next(rest, ""))
-        else:
+        if option != "--plugin":
             others.append(word)
-    for name in named:
+            continue
+        name = value or next(rest, "")
+        named.append(name)
         if not name or name.startswith("-"):
             instead = f", not the option {name}" if name else ""
             raise ConfigError(f"--plugin needs the path of a Python file or the name of a module{instead}.")
