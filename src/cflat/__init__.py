@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 _OWN = ("CFlatError", "ClosureError", "ConfigError", "DataError", "__version__")
-_MODULES = ("bench", "optim")
+_MODULES = ("bench", "optim")  # imported on first use: both need torch
 
 
 def __dir__() -> list[str]:
@@ -37,7 +37,7 @@ def __getattr__(name: str) -> Any:
         return [*_OWN, *optim.__all__]
     if name not in optim.__all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = getattr(optim, name)
+    globals()[name] = getattr(optim, name)  # __getattr__ is not called for it again
     return globals()[name]
 
 
@@ -45,7 +45,7 @@ def _import(name: str) -> Any:
     try:
         return import_module(f"cflat.{name}")
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.startswith("cflat"):
+        if error.name is None or error.name.startswith("cflat"):  # a bug of ours, not a missing package
             raise
         extra = "cflat[bench]" if name == "bench" else "cflat"
         raise ModuleNotFoundError(

@@ -8,9 +8,9 @@ INTERRUPTED = 130
 
 
 def main() -> None:
-    """Run the command line; say what to install when the bench is missing."""
+    """Run the command line; name what to install when the bench is missing."""
     try:
-        from cflat.cli.main import run_app
+        from cflat.cli.main import run_app  # inside try: its imports may be missing, or interrupted
 
         sys.exit(run_app())
     except ModuleNotFoundError as error:

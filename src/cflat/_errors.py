@@ -8,7 +8,7 @@ every `CFlatError` into one sentence and exit code 2.
 from __future__ import annotations
 
 MAX_MESSAGE = 2000
-"""Characters of a message; what a user typed or a file holds may be longer and is then cut in the middle."""
+"""Characters of a message; longer ones, which quote a file or an argument, are cut in the middle."""
 
 
 def shortened(text: str, length: int = MAX_MESSAGE) -> str:
@@ -24,7 +24,7 @@ def shortened(text: str, length: int = MAX_MESSAGE) -> str:
 
 
 class CFlatError(Exception):
-    """Base class of the errors whose message is meant for the user as it stands, but for its length."""
+    """Base class of the errors whose message is shown to the user, shortened if it is long."""
 
     def __str__(self) -> str:
         return shortened(super().__str__())
@@ -39,7 +39,7 @@ class UnknownName(ConfigError, ValueError):
 
 
 class DataError(CFlatError):
-    """Files on disk are missing, broken or laid out differently from what was promised."""
+    """Files on disk are missing, broken or not laid out as expected."""
 
 
 class OtherRankFailed(CFlatError):

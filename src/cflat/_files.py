@@ -1,4 +1,4 @@
-"""Read files that can be anything, and write them so that a crash leaves the old one or the new one, never half."""
+"""Read untrusted files, and write files in one step: a crash leaves the old one or the new one, never half."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from typing import Any, BinaryIO
 from cflat._errors import CFlatError, DataError, shortened
 
 MAX_TEXT_BYTES = 256 << 20
-"""No text that a run reads or leaves is larger; more is a mistake, or would not fit into memory once it is parsed."""
+"""Upper bound of a text file; a larger one is a mistake, or would not fit into memory once it is parsed."""
 _LEFTOVER = re.compile(r"\..+\.(\d+)\.tmp|.+\.tmp-(\d+)", re.ASCII)
-"""Temporary files with the process that wrote them: as `write_atomic` names them, and as the first release did."""
+"""Temporary files with the process that wrote them, as `write_atomic` and checkpoints name them."""
 
 
 def open_regular(path: Path) -> BinaryIO:
@@ -32,7 +32,7 @@ def open_regular(path: Path) -> BinaryIO:
 def open_in_place(path: Path) -> int:
     """Return the descriptor of a file that is changed where it lies, and made if it is not there.
 
-    What a link leads to, symbolic or hard, belongs to somebody else: links raise an ``OSError``, as pipes do.
+    Links, symbolic or hard, raise an ``OSError``, as pipes do: their targets are not ours to change.
     """
     if path.is_symlink():
         raise OSError(errno.ELOOP, "it is a link, which cflat did not make", str(path))
@@ -44,6 +44,7 @@ def open_in_place(path: Path) -> int:
 
 
 def _open(path: Path, flags: int) -> int:
+    # Without O_NONBLOCK, opening a pipe waits for its writer before anything can be checked.
     handle = os.open(path, flags | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0), 0o666)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
@@ -65,12 +66,12 @@ def reject_links(*folders: Path) -> None:
 def making_sense_of(path: str | Path, what: str) -> Iterator[None]:
     """Turn whatever goes wrong inside into a `DataError`: the file at ``path`` is not ``what`` it should be.
 
-    For files that anybody may have written: those can be wrong in more ways than can be listed.
+    For untrusted files, which can be wrong in more ways than can be listed.
     """
     try:
         yield
     except Exception as error:
-        if isinstance(error, DataError) and str(path) in str(error):
+        if isinstance(error, DataError) and str(path) in str(error):  # it names the file already
             raise
         reason = str(error) if isinstance(error, CFlatError) else f"{type(error).__name__}: {error}".rstrip(": ")
         reason = shortened(" ".join(reason.split()), 300).rstrip(".")
@@ -95,8 +96,8 @@ def require_unpacked(file: BinaryIO) -> None:
 def read_text(path: Path, max_bytes: int = MAX_TEXT_BYTES) -> str:
     """Return the text of a regular UTF-8 file; one that is too large raises an ``OSError``."""
     with open_regular(path) as file:
-        content = file.read(max_bytes + 1)
-    if len(content) > max_bytes:
+        content = file.read(max_bytes + 1)  # st_size is 0 for files of /proc, and others may grow
+    if len(content) > max_bytes:  # read one byte more to find out
         raise OSError(errno.EFBIG, f"it is larger than {max_bytes >> 20} MiB", str(path))
     return content.decode("utf-8")
 
@@ -115,12 +116,13 @@ def write_atomic(path: Path, content: bytes | str | Callable[[BinaryIO], object]
             if callable(content):
                 content(file)
             else:
+                # File names may hold bytes that are no UTF-8, which Python keeps as lone surrogates.
                 file.write(content.encode(errors="backslashreplace") if isinstance(content, str) else content)
             file.flush()
-            os.fsync(file.fileno())
+            os.fsync(file.fileno())  # before the rename: else a power cut may leave an empty file
         os.replace(temporary, path)
         sync_folder(path.parent)
-    except (OSError, RuntimeError) as error:  # torch's writer says of a full disk that it failed
+    except (OSError, RuntimeError) as error:  # torch's writer raises RuntimeError on a full disk
         reason = getattr(error, "strerror", None) or str(error).partition("\n")[0].rstrip(".")
         raise DataError(f"{str(path)!r} could not be written: {reason}.") from error
     finally:
@@ -129,7 +131,7 @@ def write_atomic(path: Path, content: bytes | str | Callable[[BinaryIO], object]
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and those above it, unless it is there; a `DataError` says why it cannot be made."""
+    """Make a folder and its parents unless it exists; raises a `DataError` with the reason."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -138,14 +140,14 @@ def make_folder(folder: Path) -> None:
 
 def write_json(path: Path, values: Any) -> None:
     """Replace ``path`` in one step by the values as JSON; numbers that are not finite become null."""
+    # Strict: NaN is no JSON, and other languages reject it.
     write_atomic(path, json.dumps(plain_values(values), indent=2, allow_nan=False) + "\n")
 
 
 def remove_leftovers(folder: Path) -> None:
     """Remove the temporary files of writers that were killed; those of living processes stay.
 
-    Call it before the first write of one's own: a file that carries the number of this process is then of another that
-    had the same number.
+    Call it before the first write: a file with the number of this process is then of an earlier one that had it, too.
     """
     with suppress(OSError):
         for path in folder.iterdir():
@@ -156,7 +158,7 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def _is_gone(process: int) -> bool:
-    """Whether this machine has no such process, apart from the one that asks."""
+    """Whether this machine has no such process, apart from this one."""
     if process == os.getpid():
         return True
     if os.name == "nt":  # there, signal 0 would end it
@@ -166,7 +168,7 @@ def _is_gone(process: int) -> bool:
     except (ProcessLookupError, OverflowError):
         return True
     except OSError:
-        pass  # it belongs to somebody else
+        pass  # it belongs to another user
     return False
 
 

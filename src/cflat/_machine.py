@@ -1,4 +1,4 @@
-"""What this machine can hold."""
+"""The memory of this machine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def free_memory() -> int | None:
-    """Return the bytes that this process can still get, as far as the system says."""
+    """Return the bytes that this process can still allocate; None if the system does not report it."""
     limits: list[int] = []
     with suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
@@ -22,7 +22,7 @@ def free_memory() -> int | None:
 
 
 def all_memory() -> int | None:
-    """Return the bytes that this machine has, as far as the system says."""
+    """Return the bytes of memory of this machine; None if the system does not report it."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):  # not on Windows
@@ -30,7 +30,7 @@ def all_memory() -> int | None:
 
 
 def gib(size: int) -> str:
-    """Return a number of bytes for people.
+    """Return a number of bytes in GiB.
 
     >>> gib(3 << 29)
     '1.5 GiB'
@@ -39,6 +39,7 @@ def gib(size: int) -> str:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error, Python's or one of torch's, is that there was not enough memory."""
+    """Whether an error of Python or torch means that memory ran out."""
+    # Torch raises RuntimeError with these words; only CUDA has a type of its own.
     words = ("can't allocate memory", "cannot allocate memory", "not enough memory", "out of memory")
     return isinstance(error, MemoryError) or any(text in str(error).lower() for text in words)

@@ -4,8 +4,8 @@ A plug-in is a module that registers something when it is imported. Installed on
 the group ``cflat.plugins``, when a name is looked up that is not here or all names are listed; modules and files are
 named on the command line, ``--plugin my_sam.py``, or in ``$CFLAT_PLUGINS``, which processes started from here inherit.
 
-Runs record the names and hashes of theirs, so that they need not be named again. Since anybody can write such a record,
-only a plug-in that this user has named before, with the same content, is loaded by one.
+Runs record the names and hashes of theirs, which are then loaded without being named again. A record may come from
+anywhere, so it loads only plug-ins that this user has named before, with the same content.
 """
 
 from __future__ import annotations
@@ -47,16 +47,18 @@ def load_plugins(names: Iterable[str]) -> None:
         name = str(Path(given).resolve()) if given.endswith(".py") else given
         if name in _loaded:
             continue
+        # Before the import: a plug-in may look up names, which loads plug-ins.
         _loaded[name] = ""
         try:
             module = _import_file(Path(name)) if name.endswith(".py") else import_module(name)
-        except Exception as error:  # whatever somebody else's module does
+        except Exception as error:  # a module can raise anything
             del _loaded[name]
             place = place_in_plugin(error)
             at = "" if place is None else f" ({place})"
             raise ConfigError(f"The plug-in {given!r} cannot be loaded{at}: {type(error).__name__}: {error}") from error
         _files.add(module.__file__ or name)
         _loaded[name] = _hash(module.__file__ or name)
+        # Workers and Ray jobs are other processes, which inherit the environment.
         known = [one for one in os.environ.get(VARIABLE, "").split(os.pathsep) if one]
         os.environ[VARIABLE] = os.pathsep.join(dict.fromkeys([*known, name]))
         _remember(name)
@@ -77,17 +79,16 @@ def require_recorded(records: Any, where: str | Path) -> None:
     """Load the plug-ins that the run or file at ``where`` was made with, unless they are here already.
 
     Raises:
-        DataError: If one is missing, has changed, or was never named by this user; the message says which.
+        DataError: If one is missing, has changed, or was never named by this user; the message has the reason.
     """
     for record in records if isinstance(records, list) else ():
         if not isinstance(record, Mapping) or not all(isinstance(record.get(key), str) for key in ("name", "hash")):
             raise DataError(f"{str(where)!r} has a record of plug-ins that cannot be read.")
         name, digest = record["name"], record["hash"]
-        named = {Path(one).name: found for one, found in _loaded.items()}  # a file may have moved
-        found = named.get(Path(name).name)
-        if digest in _loaded.values() or found is not None:
-            if digest not in _loaded.values():
-                logger.warning("The plug-in %s is not the one that %s was made with; it is used as it is.", name, where)
+        if digest in _loaded.values():
+            continue
+        if Path(name).name in {Path(one).name for one in _loaded}:  # without the folder: a file may have moved
+            logger.warning("The plug-in %s is not the one that %s was made with; it is used as it is.", name, where)
             continue
         problem = _problem(name, digest)
         if problem is not None:
@@ -96,7 +97,7 @@ def require_recorded(records: Any, where: str | Path) -> None:
 
 
 def _problem(name: str, digest: str) -> str | None:
-    """Return why a recorded plug-in is not loaded without being named."""
+    """Return why a recorded plug-in must be named to be loaded, if it must."""
     if name.endswith(".py") and not Path(name).is_file():
         return "does not exist; name the file where it is now"
     if name.endswith(".py") and _hash(name) != digest:
@@ -138,13 +139,13 @@ def _load_installed() -> None:
 def _import_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise FileNotFoundError(f"{str(path)!r} does not exist")
-    _files.add(str(path))
+    _files.add(str(path))  # before it is run, to locate errors in it
     name = f"cflat_plugin_{path.stem}"
     spec = spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
     module = module_from_spec(spec)
-    sys.modules[name] = module
+    sys.modules[name] = module  # dataclasses and pickle look modules up there
     spec.loader.exec_module(module)
     return module
 
@@ -166,7 +167,7 @@ def _remembered() -> list[str]:
 
 
 def _remember(name: str) -> None:
-    """Note what the user has named; where that cannot be written, it must be named every time."""
+    """Record what the user has named; where that cannot be written, it must be named every time."""
     line = f"{_loaded[name]} {name}"
     if line not in _remembered():
         with suppress(OSError, RuntimeError, UnicodeEncodeError):

@@ -1,6 +1,6 @@
-"""Ranges on annotations: ``lam: NotNegative = 0.2`` says what a keyword accepts, and `checked` holds callers to it.
+"""Ranges on annotations: ``lam: NotNegative = 0.2`` declares what a keyword accepts, and `checked` enforces it.
 
-Needs Python alone. Pydantic reads the same annotations, so that a configuration file is held to the same ranges.
+Needs Python alone, because ``import cflat`` needs torch alone. Pydantic enforces the same annotations in files.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Range:
         )
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
-        """Hold what pydantic reads to the same range; it is pydantic that asks."""
+        """Let pydantic enforce the same range."""
         from pydantic_core import PydanticCustomError, core_schema
 
         def reject_booleans(value: Any) -> Any:
@@ -97,6 +97,7 @@ def checked(function: F) -> F:
     if isinstance(function, type):
         function.__init__ = checked(function.__init__)  # type: ignore[misc]
         return function
+    # Annotations are resolved at the first call (`_rules_of`): they may name what is defined later.
     signature = inspect.signature(function)
 
     @wraps(function)
@@ -104,7 +105,7 @@ def checked(function: F) -> F:
         try:
             given = signature.bind(*args, **kwargs).arguments
         except TypeError:
-            given = {}  # the call itself says what is wrong
+            given = {}  # the call itself raises
         for name, rules in _rules_of(function).items():
             if name in given:
                 _require(name, given[name], rules)
@@ -121,10 +122,11 @@ def _require(name: str, value: Any, rules: tuple[Any, ...]) -> None:
 
 @cache
 def _rules_of(function: Callable[..., Any]) -> dict[str, tuple[Any, ...]]:
-    """Return the parameters that annotations say all about, each with the rules of which one must hold."""
+    """Return the parameters whose annotations are complete rules, each with the rules of which one must hold."""
     hints: dict[str, Any] = {}
     for name, hint in function.__annotations__.items():
         with suppress(NameError):  # one of the names that exist for type checkers only
+            # typing.get_type_hints resolves all names or none.
             hints[name] = eval(hint, inspect.unwrap(function).__globals__) if isinstance(hint, str) else hint
     rules = {name: tuple(_rule(member) for member in _members(hint)) for name, hint in hints.items()}
     return {name: own for name, own in rules.items() if None not in own and any(map(_texts, own))}
@@ -135,7 +137,7 @@ def _members(hint: Any) -> tuple[Any, ...]:
 
 
 def _rule(hint: Any) -> Any:
-    """Return what a member of a union says: a range, the values that it allows, None and functions as they are."""
+    """Return the rule of a member of a union: a range, the allowed values, ``NoneType`` or ``Callable``."""
     kind = get_origin(hint)
     if kind is Annotated:
         return next((extra for extra in get_args(hint)[1:] if isinstance(extra, Range)), None)
@@ -148,7 +150,7 @@ def _admits(rule: Any, value: Any) -> bool:
     if isinstance(rule, Range):
         return rule.holds(value)
     if isinstance(rule, tuple):
-        return any(type(value) is type(known) and value == known for known in rule)
+        return any(type(value) is type(known) and value == known for known in rule)  # 1 == True, but is not a flag
     return value is None if rule is NoneType else callable(value)
 
 

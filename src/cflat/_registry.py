@@ -1,4 +1,4 @@
-"""A table of named things that answers a wrong name with the nearest right one."""
+"""A table of names that suggests the nearest one for a wrong name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cflat._plugins import find_plugins
 T = TypeVar("T")
 
 MAX_NAME = 100
-"""Characters of a name that is compared with others; the time that takes grows with their product."""
+"""Characters of a name that is compared with others; longer ones would take too long."""
 
 
 def suggest(name: str, known: list[str]) -> str:
@@ -43,7 +43,7 @@ def require_known(kind: str, name: Any, known: Iterable[str], *besides: str) -> 
 
 
 def import_modules(package: str, path: Iterable[str]) -> None:
-    """Import every public module of a package, so that each can enter itself into a table."""
+    """Import every public module of a package; each registers itself."""
     for module in iter_modules(path):
         if not module.name.startswith("_"):
             import_module(f"{package}.{module.name}")
@@ -64,6 +64,7 @@ class Registry(Generic[T]):
 
     def add(self, name: str, value: T) -> None:
         """Register ``value``; a name may be taken only once."""
+        # A plug-in that replaced a method silently would change results.
         if name in self._entries:
             raise ValueError(f"{self.kind} {name!r} is registered already; choose another name.")
         self._entries[name] = value
@@ -78,6 +79,7 @@ class Registry(Generic[T]):
     def get(self, name: str) -> T | None:
         """Return what has this name, here or in a plug-in; None if nothing has."""
         key = name.replace("-", "_").lower() if isinstance(name, str) else ""
+        # Plug-ins are searched only for unknown names: finding them takes time.
         if key not in self._entries:
             find_plugins()
         return self._entries.get(key)

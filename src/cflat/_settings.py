@@ -44,6 +44,7 @@ SETTINGS = ConfigDict(extra="forbid", use_attribute_docstrings=True, allow_inf_n
 C = TypeVar("C")
 
 
+# Configurations have upper bounds; arguments in code do not need any.
 Count = Annotated[_ranges.Count, Field(le=LARGEST)]
 CountOrZero = Annotated[_ranges.CountOrZero, Field(le=LARGEST)]
 Pixels = Annotated[int, _ranges.Range(at_least=4, at_most=8192, integer=True)]
@@ -66,5 +67,6 @@ def settings_class(cls: type[C]) -> type[C]:
     >>> Cooking(minutes=7)
     Cooking(minutes=7)
     """
+    # A dataclass, not a model: `replace`, `asdict` and `__post_init__` work as everywhere else.
     made: Any = dataclass(cls, config=SETTINGS, frozen=True, kw_only=True)
     return made  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""The bench from Python: run, load, compare and ask.
+"""The bench from Python: run, load, compare and predict.
 
 >>> import cflat
 >>> done = cflat.bench.run(method="simplecil", data="digits", preset="smoke")
@@ -49,7 +49,7 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 OPTIMIZERS = ("none", "c_flat", "c_flat_turbo")
-"""What `compare` and `tune` look at unless told otherwise; differences are to the first."""
+"""Default of `compare` and `tune`; differences are to the first."""
 
 Fractions = npt.NDArray[np.float64]
 
@@ -124,8 +124,8 @@ def run(
         data: A dataset, ``folder:PATH``, ``npz:PATH`` or ``domains:PATH``, or a mapping with ``name``, ``root``, ...
         optimizer: A name of ``cflat list optimizers``, or a mapping with ``name``, ``rho``, ...
         out: The run directory, absent or empty; None keeps nothing on disk.
-        resume: Go on with the run in ``out``, if there is one of this configuration; a finished one is only read.
-        observers: Who is told about steps, epochs and tasks.
+        resume: Continue the run in ``out``, if there is one of this configuration; a finished one is only read.
+        observers: Notified of steps, epochs and tasks.
         **keys: Any key of a configuration, with two underscores for the dot or as a section: ``preset="smoke"``,
             ``seed=1``, ``train__epochs=5``, ``train={"epochs": 5}``.
 
@@ -134,6 +134,7 @@ def run(
         DataError: If data, weights or the folder are not usable.
     """
     config = resolve_config(_layer(method=method, data=data, optimizer=optimizer, **keys))
+    # Resuming is idempotent: a script runs the same line the first time and after a crash.
     is_begun = resume and out is not None and RunFolder(Path(out)).config_file.is_file()
     if is_begun and out is not None and RunFolder(Path(out)).load_config() != config:
         raise ConfigError(f"{str(out)!r} holds a run with another configuration; choose another out.")
@@ -172,6 +173,7 @@ def compare(
         tuned.check_seeds(seeds)
         layer = tuned.final_layer(layer)
         score = score or tuned.score
+    # Each optimizer with what was found for it; comparing all at one rate would favour one of them.
     settings = None if tuned is None else tuned.settings
     result = run_comparison(layer, optimizers, seeds, out, tuned=settings, score=score)
     write_comparison(Path(out), result)
@@ -253,6 +255,7 @@ def runs_frame(*folders: str | Path) -> pandas.DataFrame:
     rows = []
     for record, own in zip(records, settings, strict=True):
         config, summary = record.config, record.summary
+        # NaN, not absent: a column must exist for every row.
         done = Run(summary).metrics if summary is not None else dict.fromkeys((*METRICS, *COSTS), float("nan"))
         rows.append(
             {

@@ -1,4 +1,4 @@
-"""How commands do many runs: where, with which progress, and what a signal does."""
+"""How commands execute many runs: executors, progress and signals."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cflat._registry import require_known
-from cflat.cli.output import note, stoppable
+from cflat.cli.output import duration, note, stoppable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,9 +31,9 @@ Gpus = Annotated[float, typer.Option("--gpus", help="With ray: fraction of a GPU
 def job_executor(
     name: str, folder: Path, is_silent: bool, gpus: float = 1.0, stays: bool = False
 ) -> Iterator[Executor]:
-    """Own a folder and give the executor of this name; a signal ends the command cleanly, to go on later.
+    """Own a folder and give the executor of this name; a signal ends the command cleanly, to be continued later.
 
-    With Ray, ``gpus`` is the share of a GPU for each run, and ``stays`` keeps it between batches of jobs.
+    With Ray, ``gpus`` is the fraction of a GPU for each run, and ``stays`` keeps it between batches of jobs.
     """
     require_known("executor", name, EXECUTORS)
     from cflat.cli.progress import RunProgress, close_all
@@ -41,13 +41,14 @@ def job_executor(
     from cflat.runs.lock import owned
     from cflat.runs.ray_executor import RayExecutor, ray_session
 
+    # Lists, because batches of jobs come one after the other and are numbered through.
     shown: list[Observer] = []
     totals: list[int] = []
 
     def observe(job: Job) -> Sequence[Observer]:
         if is_silent:
             return ()
-        close_all(shown)
+        close_all(shown)  # a terminal has room for one bar
         label = f"[{len(shown) + 1}/{sum(totals)}] {job.out.name}"
         shown.append(RunProgress(label, job.out, every_epoch=False))
         return shown[-1:]
@@ -61,7 +62,7 @@ def job_executor(
             if name == "ray":
                 ray = RayExecutor(gpus, stop)
                 with ray_session() if stays else nullcontext():
-                    yield ray if is_silent else partial(_tell_each, ray)
+                    yield ray if is_silent else partial(_report_each, ray)
             else:
                 yield in_order
     finally:
@@ -77,16 +78,16 @@ class VariantProgress:
         self._started = time.monotonic()
 
     def __call__(self, variant: Variant, index: int, total: int) -> None:
-        """A variant is about to be trained; those that are there already are never reported."""
+        """Report a variant that is about to be trained; finished ones are never reported."""
         if not self._is_silent:
             seconds = (time.monotonic() - self._started) / max(self._trained, 1) * (total - index)
-            left = f", about {seconds / 60:.0f} min left" if self._trained else ""
+            left = f", about {duration(round(seconds))} left" if self._trained else ""
             note(f"[{index + 1}/{total}] training {variant.name}{', recorded' if variant.is_recorded else ''}{left}")
         self._trained += 1
 
 
-def _tell_each(executor: Executor, jobs: Sequence[Job]) -> Iterator[Job]:
-    """Run the jobs, and say which are done: runs in other processes show no progress of their own."""
+def _report_each(executor: Executor, jobs: Sequence[Job]) -> Iterator[Job]:
+    """Run the jobs and report which are done: runs in other processes show no progress of their own."""
     note(f"{len(jobs)} runs to do, in parallel where resources allow.")
     for number, job in enumerate(executor(jobs), start=1):
         note(f"{job.out.name}: done ({number} of {len(jobs)})")

@@ -25,9 +25,9 @@ STOPPED = 128
 """Exit codes from here on are for stops by a signal."""
 INTERRUPTED, INTERRUPTED_TEXT = STOPPED + signal.SIGINT, "cflat: Interrupted."
 PATIENCE_SECONDS = 20.0
-"""Of a rank that fails: the first one may be failing, too, and is to say so."""
+"""How long a rank that fails waits: rank 0 may be failing as well, and reports for all."""
 SHORT_PATIENCE_SECONDS = 3.0
-"""Of a rank that stops: the first one has saved and is about to say so."""
+"""How long a rank that stops waits: rank 0 has saved and is about to report it."""
 
 app = typer.Typer(
     name="cflat",
@@ -51,17 +51,19 @@ Examples:
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
 )
-_TRAIN = ("demo", "run", "plan", "compare", "sweep", "tune", "reproduce")
-_LOOK = ("report", "analyze", "probe", "predict", "list", "doctor", "check-data", "features")
-COMMANDS = (*_TRAIN, *_LOOK)
+COMMANDS = (
+    *("demo", "run", "plan", "compare", "sweep", "tune", "reproduce"),
+    *("report", "analyze", "probe", "predict", "list", "doctor", "check-data", "features"),
+)
 """In the order of the help."""
+# The modules import nothing heavy: torch is loaded inside of the commands.
 for _name in COMMANDS:
     _module = import_module(f"cflat.cli.commands.{_MODULES.get(_name, _name)}")
     app.command(_name, epilog=f"\b\nExamples:\n{_module.EXAMPLES}")(_module.command)
 
 
-def _tell_version(is_asked: bool) -> None:
-    if is_asked:
+def _show_version(is_requested: bool) -> None:
+    if is_requested:
         print(f"cflat {cflat.__version__}")
         raise typer.Exit
 
@@ -70,7 +72,7 @@ def _tell_version(is_asked: bool) -> None:
 def _options(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Show the version and exit")
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit")
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error; accepted anywhere")] = False,
     plugin: Annotated[
@@ -78,7 +80,7 @@ def _options(
         typer.Option(metavar="FILE.py|MODULE", help="Load a plug-in; accepted anywhere on the command line"),
     ] = None,
 ) -> None:
-    """Take what stands before the command; `run_app` has read it already."""
+    """Document the options before the command; `run_app` has read them already."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and context.invoked_subcommand != "run":
         raise ConfigError(
             f"Several ranks carry out one training: of the commands only 'cflat run' can be started by torchrun, not "
@@ -97,37 +99,37 @@ def run_app(arguments: Sequence[str] | None = None) -> int:
             code = _run(given)
             sys.stdout.flush()
         except OSError as error:  # of standard output itself, such as a full disk
-            told, code = _explain(error)
-            print(told, file=sys.stderr)
+            message, code = _explain(error)
+            print(message, file=sys.stderr)
     return code
 
 
 def _run(given: list[str]) -> int:
     words = [word for word in given if word != DEBUG]
-    told = ""
+    message = ""
     try:
-        # Not standalone: what is wrong with an option is told here, like everything else, and cut if it is long.
+        # Not standalone: errors of options are reported here, like all others, and shortened.
         code = app(args=_without_plugins(words), prog_name="cflat", standalone_mode=False)
         code = code if isinstance(code, int) else 0
-        told = INTERRUPTED_TEXT if code == INTERRUPTED else ""  # of a KeyboardInterrupt, typer says nothing
+        message = INTERRUPTED_TEXT if code == INTERRUPTED else ""  # typer is silent about a KeyboardInterrupt
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
     except (Exception, KeyboardInterrupt) as error:
         if len(words) < len(given):
             traceback.print_exc()
-        told, code = _explain(error)
+        message, code = _explain(error)
         if isinstance(error, OtherRankFailed) and not is_main_process():
-            told = ""
+            message = ""  # the rank that failed reports it
     if code and not is_main_process():
         is_over = let_main_speak(SHORT_PATIENCE_SECONDS if code >= STOPPED else PATIENCE_SECONDS)
-        told = "" if is_over else told and f"rank {own_rank()}: {told}"
-    if told:
-        print(told, file=sys.stderr)
+        message = "" if is_over else message and f"rank {own_rank()}: {message}"
+    if message:
+        print(message, file=sys.stderr)
     return code
 
 
 def _explain(error: BaseException) -> tuple[str, int]:
-    """Return a sentence on what went wrong and the exit code, 1 for what nobody foresaw."""
+    """Return a sentence on what went wrong and the exit code: 1 for a bug of ours, 2 for everything else."""
     if isinstance(error, KeyboardInterrupt | typer.Abort):
         return INTERRUPTED_TEXT, INTERRUPTED
     usage = getattr(error, "format_message", None)  # an error of the command line itself; its class is typer's own
@@ -154,16 +156,15 @@ def _explain(error: BaseException) -> tuple[str, int]:
 
 def _without_plugins(words: list[str]) -> list[str]:
     """Load what ``--plugin`` names, before or after the command, and return the other words."""
-    others: list[str] = []
-    named: list[str] = []
-    rest = iter(words)
+    others, named, rest = [], [], iter(words)
+    # By hand, because typer takes options of the application only before the command.
     for word in rest:
         option, _, value = word.partition("=")
-        if option == "--plugin":
-            named.append(value or next(rest, ""))
-        else:
+        if option != "--plugin":
             others.append(word)
-    for name in named:
+            continue
+        name = value or next(rest, "")
+        named.append(name)
         if not name or name.startswith("-"):
             instead = f", not the option {name}" if name else ""
             raise ConfigError(f"--plugin needs the path of a Python file or the name of a module{instead}.")

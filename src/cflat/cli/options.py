@@ -54,9 +54,9 @@ _CONFIG = Annotated[Path | None, typer.Option("--config", "-c", help="YAML or JS
 def takes_settings(*names: str, words: Any = None, file: bool = True) -> Callable[[Command], Command]:
     """Let a command take some of `SETTINGS`, ``--config`` and ``KEY=VALUE`` words; its first argument is their layer.
 
-    A command with a parameter ``folders`` gets there the words that are no ``KEY=VALUE``. ``words`` says in the help
-    what the words are, where they are not any keys. With ``data_root`` comes ``--download``, which is an act and no
-    setting: it happens before the command, and no run remembers it.
+    A command with a parameter ``folders`` gets there the words that are no ``KEY=VALUE``. ``words`` replaces the help
+    of the words. With ``data_root`` comes ``--download``, which is an act and no setting: it happens before the command,
+    and no run records it.
     """
 
     def decorate(command: Command) -> Command:
@@ -77,6 +77,7 @@ def takes_settings(*names: str, words: Any = None, file: bool = True) -> Callabl
         def call(**given: Any) -> None:
             keys = given.pop("overrides") or []
             if "folders" in own:
+                # A folder may have an equals sign in its name.
                 given["folders"] = [word for word in keys if "=" not in word or Path(word).is_dir()]
                 keys = [word for word in keys if word not in given["folders"]]
             chosen = {name: given.pop(name) for name in names}
@@ -86,6 +87,7 @@ def takes_settings(*names: str, words: Any = None, file: bool = True) -> Callabl
             command(layer, **given)
 
         made: Any = call
+        # Typer reads the options from the signature.
         made.__signature__ = inspect.Signature([*shared, *others])
         made.__annotations__ = {parameter.name: parameter.annotation for parameter in [*shared, *others]}
         return cast(Command, made)
@@ -98,6 +100,7 @@ def chosen_layer(config: Path | None, overrides: list[str] | None, **options: st
     from cflat.config.documents import merge, nested, parse_overrides, read_document
 
     layers: list[dict[str, Any]] = [read_document(config)] if config is not None else []
+    # Later layers win: file, options, then KEY=VALUE.
     layers += [nested(SETTINGS[name][0], value) for name, value in options.items() if value is not None]
     return merge(*layers, parse_overrides(overrides or []))
 
@@ -125,7 +128,7 @@ def comma_names(text: str) -> list[str]:
 
 
 def comma_numbers(option: str, text: str, kind: type[N] = int) -> list[N]:
-    """Return the numbers of a list with commas, whole ones unless told otherwise."""
+    """Return the numbers of a list with commas, by default whole ones."""
     try:
         return [kind(number) for number in comma_names(text)]
     except ValueError:
@@ -147,6 +150,6 @@ def safe_name(*parts: object) -> str:
 
 
 def usual_folder(study: str, layer: dict[str, Any]) -> Path:
-    """Return where the results of a study go unless ``--out`` says otherwise: ``runs/STUDY-METHOD-DATA``."""
+    """Return the default folder of a study, ``runs/STUDY-METHOD-DATA``."""
     chosen = (layer.get(key) for key in ("method", "data"))
     return Path("runs") / safe_name(study, *(one.get("name") if isinstance(one, dict) else one for one in chosen))

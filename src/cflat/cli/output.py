@@ -1,4 +1,4 @@
-"""How commands talk: a console for people, one JSON object for scripts."""
+"""Output of commands: a console for people, one JSON object for scripts."""
 
 from __future__ import annotations
 
@@ -30,19 +30,17 @@ NOT_SAVED = 3
 POLL_SECONDS = 0.1
 PLAIN_WIDTH = 200
 """Columns for output into a file or pipe: tables are not folded there."""
-
-
 SPREAD_COLUMNS = ("Avg", "Last", "Forgetting", "img/s", "evaluations/step", "largest eigenvalue")
 """Numbers over several seeds; accuracies in percent. The eigenvalue is the Hessian's at the end: small is flat."""
 
-
+# C0 and C1 controls but tab and newline, and Unicode's marks that reverse the direction of text.
 _OBEYED = r"\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069"
 _CONTROLS, _ALL_CONTROLS = re.compile(f"[{_OBEYED}]"), re.compile(rf"[{_OBEYED}\r\n]")
 _COLOURED = re.compile(rf"(?!\x1b\[[\d;]*m)[{_OBEYED}]")
 
 
 def printable(text: str, controls: re.Pattern[str] = _ALL_CONTROLS) -> str:
-    r"""Return text in which characters are spelled out that a terminal would obey instead of showing them.
+    r"""Return text with control characters escaped: a terminal would execute them.
 
     >>> printable("a\x1b[31mb")
     'a\\x1b[31mb'
@@ -51,10 +49,10 @@ def printable(text: str, controls: re.Pattern[str] = _ALL_CONTROLS) -> str:
 
 
 class Screen:
-    """A standard stream for text of any origin: names of classes and files may hold what a terminal would obey.
+    """A standard stream for untrusted text: names of classes and files may hold control characters.
 
-    Control characters are spelled out, but for colours on a terminal, and so are characters that the encoding lacks.
-    That the stream is closed, or its reader has gone, is no error: the command goes on to its end.
+    These are escaped, except colours on a terminal, and so are characters that the encoding lacks. A closed stream, or
+    a reader that has gone, is no error: the command continues.
     """
 
     def __init__(self, stream: TextIO | None, name: str) -> None:
@@ -63,7 +61,7 @@ class Screen:
         self._controls = _COLOURED if self.stream.isatty() else _CONTROLS
 
     def write(self, text: str) -> int:
-        """Write what can be shown."""
+        """Write text with control characters escaped."""
         encoding = self.stream.encoding or "utf-8"
         shown = printable(text, self._controls).encode(encoding, "backslashreplace").decode(encoding)
         with self._excused():
@@ -71,7 +69,7 @@ class Screen:
         return len(text)
 
     def flush(self) -> None:
-        """Let everything so far be seen."""
+        """Flush the stream."""
         with self._excused():
             self.stream.flush()
 
@@ -79,8 +77,8 @@ class Screen:
     def _excused(self) -> Iterator[None]:
         try:
             yield
-        except (BrokenPipeError, ValueError):  # Python says of a closed file that the value is wrong
-            with suppress(OSError, ValueError):  # or Python would try again at the end, and complain
+        except (BrokenPipeError, ValueError):  # a closed file raises a ValueError
+            with suppress(OSError, ValueError):  # else Python flushes again at exit, and prints an error
                 os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
             self.stream = io.StringIO()
         except OSError as error:
@@ -92,7 +90,7 @@ class Screen:
 
 @contextmanager
 def screens() -> Iterator[None]:
-    """Let standard output and standard error be `Screen`s."""
+    """Replace standard output and standard error by `Screen`s."""
     before = sys.stdout, sys.stderr
     out, err = Screen(sys.stdout, "standard output"), Screen(sys.stderr, "standard error")
     sys.stdout, sys.stderr = out, err  # type: ignore[assignment]
@@ -103,7 +101,7 @@ def screens() -> Iterator[None]:
 
 
 def console() -> Console:
-    """Return the console of this moment's standard output: plain, wide text when it is no terminal."""
+    """Return a console on standard output: plain, wide text when it is no terminal."""
     is_terminal = sys.stdout.isatty()
     width = None if is_terminal else PLAIN_WIDTH
     return Console(highlight=False, markup=False, soft_wrap=True, width=width, force_terminal=is_terminal)
@@ -111,38 +109,36 @@ def console() -> Console:
 
 def live_console() -> Console:
     """Return a console on standard error that may move the cursor; what it shows must be `printable`."""
+    # `Screen` would escape the codes that move the cursor.
     return Console(file=getattr(sys.stderr, "stream", sys.stderr))
 
 
 def note(text: str) -> None:
-    """Tell a person something that is no result, once for all ranks; goes to standard error: pipes stay clean."""
+    """Print a message that is no result, once for all ranks, to standard error: pipes stay clean."""
     if is_main_process():
         print(text, file=sys.stderr, flush=True)
 
 
-def tell_stopping() -> None:
-    """Answer the first Ctrl-C.
-
-    Called by a signal handler, which may have interrupted somebody who is printing: Python's files refuse to be entered
-    twice, so this writes to the descriptor itself.
-    """
+def acknowledge_stop() -> None:
+    """Answer the first Ctrl-C."""
     if not is_main_process():
         return
     again = b"" if "TORCHELASTIC_RUN_ID" in os.environ else b"; press Ctrl-C again to end at once"
     with suppress(OSError):
+        # The signal may have interrupted a print: Python's files are not reentrant, the descriptor is.
         os.write(STANDARD_ERROR, b"Stopping at the next step or batch" + again + b".\n")
 
 
 @contextmanager
 def stoppable(how_to_go_on: str = "Run the same command again to continue.") -> Iterator[StopRequest]:
-    """Let a signal end what is inside cleanly: it is asked to save and stop, and the command's exit code says why.
+    """Let a signal end what is inside cleanly: it saves and stops, and the command exits.
 
-    128 + n says that signal n ended it and everything is saved, `NOT_SAVED` that something could not be saved.
+    The exit code is 128 + n if signal n ended it and everything is saved, `NOT_SAVED` if something is not.
     """
     from cflat.runs.interrupts import StopRequest
     from cflat.train import StateNotSaved, TrainingInterrupted
 
-    stop = StopRequest(tell_stopping)
+    stop = StopRequest(acknowledge_stop)
     try:
         with stop:
             yield stop
@@ -155,20 +151,20 @@ def stoppable(how_to_go_on: str = "Run the same command again to continue.") -> 
 
 
 def own_rank() -> int:
-    """Return which of the processes that train together this is, as its launcher has told it; 0 if it is alone."""
+    """Return the rank of this process among those that train together, from its launcher; 0 if it is alone."""
     rank = os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0"))
     return int(rank) if rank.isdecimal() else 0
 
 
 def is_main_process() -> bool:
-    """Whether this process may print: the only one, or the first of those that train together."""
+    """Whether this process may print: the only one, or rank 0."""
     return own_rank() == 0
 
 
 def let_main_speak(seconds: float) -> bool:
-    """Wait for the first rank to say why all of them end, and for its launcher to end this one; False if it does not.
+    """Wait for rank 0 to report why all ranks end; return whether the launcher is gone by then.
 
-    A launcher that sees one rank fail ends the others, so the first one must not be overtaken.
+    A launcher that sees one rank fail ends the others: rank 0 must be the first to exit.
     """
     launcher, end = os.getppid(), time.monotonic() + seconds
     while time.monotonic() < end:
@@ -184,8 +180,9 @@ def emit_json(values: Any) -> None:
 
 
 def next_command(command: str | Sequence[str]) -> None:
-    """End a command with the next useful one, ready to be pasted; words are quoted where a shell needs it."""
+    """Print the next useful command, ready to be pasted; words are quoted where a shell needs it."""
     words = command if isinstance(command, str) else shlex.join(command)
+    # Names of a plug-in are unknown to a command that does not load it.
     needs_plugins = words.startswith("cflat ")
     print(f"Next: {words}{''.join(f' {shlex.quote(word)}' for word in plugin_options() if needs_plugins)}")
 
@@ -194,7 +191,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], num
     """Return a table whose first ``num_text`` columns are text and the others numbers."""
     made = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
     for index, column in enumerate(columns):
-        widest = max((len(printable(row[index])) for row in rows), default=0)
+        widest = max((len(printable(row[index])) for row in rows), default=0)  # numbers are never folded
         is_number = index >= num_text
         is_whole = is_number or index == 0
         least = widest if is_whole else None
@@ -213,6 +210,18 @@ def percent(value: float) -> str:
     return "-" if math.isnan(value) else f"{100 * value:.2f}"
 
 
+def duration(seconds: float) -> str:
+    """Return a time in readable units.
+
+    >>> [duration(seconds) for seconds in (0.26, 75, 7300)]
+    ['0.26 s', '75 s', '2 h 02 min']
+    """
+    if seconds < 600:
+        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.2g} s"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min"
+
+
 def spread_columns(further: Sequence[str]) -> list[str]:
     """Return the columns of runs that differ in their seed alone, with metrics of scores that are not the headline."""
     from cflat.metrics import metric_title
@@ -221,7 +230,7 @@ def spread_columns(further: Sequence[str]) -> list[str]:
 
 
 def spread_cells(spreads: Mapping[str, Spread], further: Sequence[str]) -> list[str]:
-    """Return what `spread_columns` say."""
+    """Return the cells of `spread_columns`."""
     return [
         *(spreads[name].text(scale=100) for name in ("avg", "last", "forgetting")),
         spreads["images_per_second"].text(digits=0),

@@ -9,13 +9,13 @@ from pathlib import Path
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from cflat.cli.output import live_console, percent, printable
+from cflat.cli.output import duration, live_console, percent, printable
 from cflat.data import Outline, Task
 from cflat.train import EpochRecord, Observer, TaskRecord
 from cflat.train.observer import StepEvent
 
 REFRESH_SECONDS = 0.25
-"""Reading the loss waits for the device, so that it is done only so often."""
+"""Between two updates of the bar: reading the loss waits for the device."""
 LINE_SECONDS = 10.0
 """Between two lines of progress where there is no terminal."""
 
@@ -29,12 +29,12 @@ def close_all(observers: Iterable[Observer]) -> None:
 
 
 class RunProgress(Observer):
-    """Show how far a run is, how fast, and how long the rest will take at the speed so far.
+    """Show the progress of a run, its speed, and the time left at the speed so far.
 
-    Tasks count alike: a method that trains in the first task alone turns out to be faster than it looked.
+    All tasks count alike: the time left of a method that trains in the first task alone is too long at first.
 
     Args:
-        label: Begins every line; tells runs apart.
+        label: Begins every line, to distinguish runs.
         folder: The run directory, which knows the names of the classes.
         every_epoch: Whether epochs have lines of their own where there is no terminal.
     """
@@ -47,6 +47,7 @@ class RunProgress(Observer):
         self._outline: Outline | None = None
         self._steps = self._evaluations = 0
         self._console = live_console()
+        # A terminal has the bar; a log file needs lines.
         self._shows_epochs = every_epoch and not self._console.is_terminal
         done, facts = TextColumn("{task.percentage:.0f} %"), TextColumn("{task.fields[facts]}")
         columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), done, facts, TimeElapsedColumn())
@@ -59,11 +60,11 @@ class RunProgress(Observer):
 
     @property
     def left(self) -> str:
-        """The time left in words; empty while it is not known and when nothing is left."""
+        """The time left in words; empty while it is unknown and at the end."""
         done = self.fraction - self._first
         if done <= 0 or self.fraction >= 1:
             return ""
-        return f"about {_duration((time.monotonic() - self._since) / done * (1 - self.fraction))} left"
+        return f"about {duration(round((time.monotonic() - self._since) / done * (1 - self.fraction)))} left"
 
     def on_run_start(self, num_tasks: int, first_task: int) -> None:
         """Begin to count; the run directory is described by now."""
@@ -119,7 +120,7 @@ class RunProgress(Observer):
             self.close()
 
     def close(self) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         self._bar.stop()
 
     def _place(self, task: int, name: str) -> str:
@@ -132,20 +133,9 @@ class RunProgress(Observer):
         self._console.print(printable(self.label + text), markup=False, highlight=False, soft_wrap=True)
 
 
-def _duration(seconds: float) -> str:
-    """Return a time in the unit that people would choose.
-
-    >>> _duration(42), _duration(600), _duration(9000)
-    ('42 s', '10 min', '2.5 h')
-    """
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
-
-
 @contextmanager
 def count_images(label: str, *, is_silent: bool = False) -> Iterator[Callable[[int, int], None]]:
-    """Give a function that shows how many of all images are done, and how long the rest will take."""
+    """Give a function that shows how many images are done, and the time left."""
     console = live_console()
     console.quiet = is_silent
     columns = (TextColumn(label), BarColumn(bar_width=24), MofNCompleteColumn(), TimeRemainingColumn())

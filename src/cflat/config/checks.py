@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from cflat._errors import ConfigError
 from cflat._registry import require_known, suggest
 from cflat.config.choices import Choice
@@ -14,26 +12,31 @@ from cflat.methods import get_method_spec, list_methods
 from cflat.nn.backbone import Family, get_backbone_spec, list_backbones
 from cflat.train.settings import BaseSettings, RuntimeSettings, TrainSettings, has_weight_decay
 
-if TYPE_CHECKING:
-    from cflat.config.run_config import RunConfig
-
 ACCELERATORS = ("auto", "cpu", "cuda", "mps")
 STRATEGIES = ("auto", "ddp", "ddp_find_unused_parameters_true", "fsdp")
 VECTOR_BACKBONES = ("mlp", "identity")
 
 
-def check_together(config: RunConfig) -> None:
+def check_together(
+    *,
+    method: Choice,
+    stream: StreamSettings,
+    data: DataSettings,
+    backbone: BackboneSettings,
+    base: BaseSettings,
+    runtime: RuntimeSettings,
+    train: TrainSettings,
+) -> None:
     """Reject parts that do not go together."""
-    method, data, stream, backbone = config.method, config.data, config.stream, config.backbone
     spec = dataset_spec(data.name)
     _check_backbone(method, backbone)
     _check_vectors(backbone, spec)
     _check_stream(method, stream, spec)
-    _check_online(method, stream, config.train, config.base)
+    _check_online(method, stream, train, base)
     _check_images(method, data, spec)
-    _check_base(config.base)
-    _check_runtime(config.runtime)
-    if config.runtime.strategy == "fsdp":
+    _check_base(base)
+    _check_runtime(runtime)
+    if runtime.strategy == "fsdp":
         _check_shards(method, backbone)
 
 
@@ -47,6 +50,7 @@ def _check_backbone(method: Choice, backbone: BackboneSettings) -> None:
     if not backbone.name.startswith("timm:"):
         require_known("backbone", backbone.name, list_backbones(), "timm:NAME")
     require_known("kind of inputs", backbone.inputs, INPUTS.names())
+    # The family of a timm:NAME is unknown before it is built; `create_method` checks it then.
     families = get_method_spec(method.name).families
     family = backbone_family(backbone.name)
     if family is not None and family not in families:
@@ -128,6 +132,7 @@ def _check_images(method: Choice, data: DataSettings, spec: DatasetSpec) -> None
     if data.validation == 0 and (data.evaluate == "validation" or data.validation_per_class is not None):
         key = "evaluate=validation" if data.evaluate == "validation" else "validation_per_class"
         raise ConfigError(f"data.{key} needs images that are kept aside; set data.validation, for example to 0.2.")
+    # Every class must have an exemplar.
     total = getattr(method.settings, "memory_total", None)
     if total is not None and spec.num_classes is not None and total < spec.num_classes:
         raise ConfigError(
@@ -137,6 +142,7 @@ def _check_images(method: Choice, data: DataSettings, spec: DatasetSpec) -> None
 
 
 def _check_base(base: BaseSettings) -> None:
+    # Rprop has none, for example.
     if (base.weight_decay or base.first_weight_decay) and not has_weight_decay(base.name):
         raise ConfigError(
             f"base.name {base.name!r} has no weight decay; set base.weight_decay=0 and base.first_weight_decay=null."
@@ -155,7 +161,7 @@ def _check_runtime(runtime: RuntimeSettings) -> None:
         if value not in known:
             near = suggest(value, list(known))
             raise ConfigError(f"runtime.{key} must be one of {', '.join(known)}, got {quote(value)}.{near}")
-    if runtime.precision == "16" and runtime.accelerator == "cpu":
+    if runtime.precision == "16" and runtime.accelerator == "cpu":  # loss scaling is CUDA's
         raise ConfigError("runtime.precision 16 needs a GPU; use 32 or bf16 on a CPU.")
     if runtime.accelerator == "mps" and runtime.num_ranks > 1:
         raise ConfigError("runtime.accelerator 'mps' has one device; set runtime.devices=1.")

@@ -105,6 +105,7 @@ def parse_base(values: object) -> BaseSettings:
     own = base_keywords(name) if isinstance(name, str) else {}
     for key in section:
         if key not in SHARED_BY_BASES and key not in own:
+            # Both lists: the reader does not know which keys are torch's.
             near = suggest(key, [*SHARED_BY_BASES, *own])
             known = f"{', '.join(SHARED_BY_BASES)}; of {name}: {', '.join(own)}"
             raise ConfigError(f"Unknown key {quote(f'base.{key}')}.{near} Known: {known}.")
@@ -131,7 +132,7 @@ def base_config(name: str) -> type[BaseModel]:
 
 
 def _model_of(cls: Any, keywords: Mapping[str, Any], extra: Mapping[str, Any]) -> type[BaseModel]:
-    """Return a model of keywords of a class: its annotations and docstring say everything about them."""
+    """Return a model of keywords of a class, from its annotations and its docstring."""
     try:
         hints = get_type_hints(cls.__init__, include_extras=True)
     except NameError as error:

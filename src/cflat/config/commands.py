@@ -16,7 +16,7 @@ from cflat.config.presets import PRESETS, default_preset, resolve_config
 from cflat.config.run_config import RunConfig
 
 MAX_ROUNDS = 4
-"""A key that is added can change what the preset says about others; a few rounds settle it."""
+"""A key that is added can change the preset's values of others; a few rounds settle it."""
 
 
 def reproduce_command(config: RunConfig) -> str | None:
@@ -34,8 +34,9 @@ def reproduce_command(config: RunConfig) -> str | None:
 def compare_command(config: RunConfig, optimizers: Sequence[str], **settings: float) -> str:
     """Return the ``cflat compare`` of several optimizers around a run, with settings that the optimizers share.
 
-    It has three seeds, and everything else as the run has it, as far as a command line can say it.
+    It has three seeds, and the run's other settings where a command line can express them.
     """
+    # The optimizers of the comparison bring settings of their own.
     plain = replace(config, optimizer=parse_optimizer({"name": "none"}))
     overrides = {key: value for key, value in (_overrides_of(plain) or {}).items() if not key.startswith("optimizer.")}
     shared = {f"optimizer.{key}": value for key, value in settings.items()}
@@ -44,6 +45,7 @@ def compare_command(config: RunConfig, optimizers: Sequence[str], **settings: fl
 
 
 def _command(name: str, config: RunConfig, options: Mapping[str, str | None], keys: Mapping[str, Any]) -> str:
+    # Options before keys, as in the documentation.
     named = {"--method": config.method.name, "--data": config.data.name, **options}
     words = [word for option, value in named.items() if value is not None for word in (option, value)]
     return shlex.join(["cflat", name, *words, *(f"{key}={_text(value)}" for key, value in keys.items())])
@@ -68,7 +70,7 @@ def _overrides_of(config: RunConfig) -> dict[str, Any] | None:
         try:
             found = flatten(resolve_config(merge(start, layer)).to_dict())
         except ConfigError:
-            # Weights must be said aloud for some backbones; other errors do not go away with them.
+            # Some backbones need explicit weights; no other error goes away with them.
             if "backbone.weights" in overrides:
                 return None
             overrides["backbone.weights"] = target["backbone.weights"]
@@ -83,6 +85,7 @@ def _overrides_of(config: RunConfig) -> dict[str, Any] | None:
 def _text(value: Any) -> str:
     """Return a value as the command line reads it back."""
     with suppress(ConfigError):
+        # Text that YAML would read as a number must be quoted.
         if isinstance(value, str) and parse_overrides([f"key={value}"])["key"] == value:
             return value
     return json.dumps(value)

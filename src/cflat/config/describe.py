@@ -68,6 +68,7 @@ def keys_of_settings(section: str, cls: type[Any]) -> Iterator[Key]:
     """Yield the keys of a settings class under the name of its section."""
     if not hasattr(cls, "__pydantic_fields__"):  # a plain dataclass, of a plug-in
         cls = dataclasses.dataclass(cls, frozen=cls.__dataclass_params__.frozen)
+    # A field that a subclass overrides without a docstring keeps the meaning of its base.
     own = [base.__dict__.get("__pydantic_fields__", {}) for base in reversed(cls.__mro__)]
     meanings = {name: info.description for fields in own for name, info in fields.items() if info.description}
     for name, info in cls.__pydantic_fields__.items():
@@ -77,7 +78,7 @@ def keys_of_settings(section: str, cls: type[Any]) -> Iterator[Key]:
 
 
 def _type_name(hint: Any) -> str:
-    """Return a type as a person would write it.
+    """Return a type in plain words.
 
     >>> _type_name(tuple[int, ...] | None), _type_name(Literal["a", "b"])
     ('list of int | null', 'a | b')

@@ -65,6 +65,7 @@ def parse_overrides(arguments: Sequence[str]) -> Layer:
     for argument in arguments:
         key, equals, text = argument.partition("=")
         key = key.strip()
+        # An empty part, as in .epochs=5 or train..epochs=5, is no key.
         if not equals or not all(key.split(".")):
             raise ConfigError(f"Expected key=value, for example train.epochs=5, got {argument!r}.")
         try:

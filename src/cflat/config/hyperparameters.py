@@ -64,11 +64,11 @@ PAPER: dict[str, dict[str, Hyperparameters]] = {
     "ranpac": {"cifar100": replace(_ADAPT, epochs=5, batch_size=16, method=_RANPAC_PILOT)},
     "ease": {
         "cifar100": replace(_ADAPT, epochs=5, lr=2.5e-3, batch_size=16),
-        # SGD for all but L2P, says the paper; EASE's authors have Adam here.
+        # The paper has SGD for all but L2P; EASE's authors have Adam here.
         "objectnet": replace(_ADAPT, lr=0.03, weight_decay=5e-3),
     },
 }
-"""Where the paper says more than "as in PILOT": its table for CIFAR-100; what this leaves out is PILOT's.
+"""Where the paper is more specific than "as in PILOT": its table for CIFAR-100; the rest is PILOT's.
 
 "Exemplar 20" is read as PILOT runs it: its file has 20 per class and 2000 in total, and takes the second, which is 20
 of each class after the last task. The other reading is ``method.memory_per_class=20``.

@@ -60,6 +60,7 @@ def resolve_config(user: Mapping[str, Any]) -> RunConfig:
     if require_mapping(chosen.get("stream") or {}, "stream").get("online") is True:
         every = ONLINE_EVERY[data.is_light]
         defaults = merge(defaults, {"train": {"epochs": 1, "first_epochs": None, "anytime_every": every}})
+    # A preset may state the memory in the other way.
     if any(key in chosen["method"] for key in BUDGETS):
         for key in BUDGETS:  # the user's takes the place of the preset's
             defaults["method"].pop(key, None)
@@ -69,10 +70,11 @@ def resolve_config(user: Mapping[str, Any]) -> RunConfig:
 
 
 def preset_layer(preset: str, method: MethodSpec, data: DatasetSpec, backbone: Any = None) -> Layer:
-    """Return what a preset says about a method on a dataset, and about the backbone if the user wants another."""
+    """Return the values of a preset for a method on a dataset, and for the backbone if the user chose another."""
     if data.is_light and preset in ("paper", "pilot"):
         raise ConfigError(f"preset {preset!r} is made for photographs; use cpu or smoke for {data.name}.")
     family = backbone_family(backbone) if isinstance(backbone, str) else None
+    # These families are trained from scratch, for longer.
     is_scratch = preset in ("paper", "pilot") and family in ("resnet", "other")
     scratch = SCRATCH.get(method.name, SCRATCH["*"])
     chosen = scratch if is_scratch else _hyperparameters(preset, method.name, data)
@@ -101,6 +103,7 @@ def _method_settings(preset: str, method: MethodSpec, data: DatasetSpec, chosen:
     settings = {key: value for key, value in chosen.method.items() if method.needs_memory or key not in BUDGETS}
     if not method.needs_memory or any(key in settings for key in BUDGETS):
         return settings
+    # With domains, at least one exemplar of each.
     few = {"smoke": max(2, len(data.domains)), "cpu": 20 if data.is_embedded else 5}
     return {**settings, "memory_per_class": few.get(preset, 20)}
 
@@ -126,7 +129,7 @@ def _backbone(preset: str, method: MethodSpec, data: DatasetSpec, wanted: Any, f
 def _small(preset: str, method: MethodSpec, data: DatasetSpec) -> Layer:
     """Return what saves time on a small machine: few images, large test batches unless a method looks at the whole one.
 
-    A smoke run has small training batches, so that its few images make enough steps for everything to happen.
+    A smoke run has small training batches: its few images then make enough steps to cache and reuse directions.
     """
     if preset not in ("cpu", "smoke"):
         return {}
@@ -150,7 +153,7 @@ def _optimizer(section: Mapping[str, Any], method: str) -> Layer:
     try:
         spec = get_optimizer_spec(section.get("name"))  # type: ignore[arg-type]
     except ValueError:
-        return {}  # parse_config says what is wrong with it
+        return {}  # parse_config rejects it
     if "rho" not in optimizer_settings(spec.name) or spec.has_own_radius:
         return {}
     return {"name": spec.name, "rho": RHO.get(method, USUAL_RHO)}
@@ -158,6 +161,7 @@ def _optimizer(section: Mapping[str, Any], method: str) -> Layer:
 
 def _require_weights(config: RunConfig, backbone: Mapping[str, Any]) -> None:
     is_vit = backbone_family(config.backbone.name) == "vit" and config.backbone.name != "vit_smoke"
+    # Nothing is downloaded unasked, and random weights by accident would waste a run.
     if is_vit and "weights" not in backbone:
         raise ConfigError(
             f"backbone.weights must be given: preset {config.preset!r} starts {config.backbone.name} from pretrained "

@@ -71,6 +71,7 @@ class RunConfig:
     def changed(self, layer: Mapping[str, Any]) -> RunConfig:
         """Return the configuration with other settings, for a run that is resumed; those that decide are rejected."""
         other = parse_config(merge(self.to_dict(), layer))
+        # Both ways: a key may be in one of them only, with another optimizer.
         before, after = self.identity(), other.identity()
         for key in (*after, *before):
             if before.get(key) != after.get(key):
@@ -117,7 +118,8 @@ def parse_config(values: Mapping[str, Any], *, is_past: bool = False) -> RunConf
 
     ``is_past`` is for reading what was run: names may be those of plug-ins that are not here.
     """
-    given = merge(require_mapping(values, "The configuration"))
+    given = merge(require_mapping(values, "The configuration"))  # method: ease becomes method: {name: ease}
+    # An empty section of a YAML file is null.
     sections = {key: {} if given.get(key) is None else given[key] for key in ("method", "optimizer", *SECTIONS)}
     sections["backbone"] = _read_normalize(sections["backbone"])
     parsed = {
@@ -128,7 +130,7 @@ def parse_config(values: Mapping[str, Any], *, is_past: bool = False) -> RunConf
     }
     config: RunConfig = parse_section(RunConfig, {**given, **parsed}, "")
     if not is_past:
-        check_together(config)
+        check_together(**{key: value for key, value in parsed.items() if key != "optimizer"})
     return config
 
 
@@ -138,6 +140,7 @@ def _read_normalize(section: object) -> Layer:
     if "normalize" not in backbone:
         return backbone
     value = backbone.pop("normalize")
+    # PILOT does not normalize its inputs, so true and false name the two kinds as well.
     kinds = {"timm": "timm", "pilot": "pilot", True: "timm", False: "pilot"}
     if not isinstance(value, str | bool) or value not in kinds:
         raise ConfigError(f"backbone.normalize must be timm or pilot, got {quote(value)}.")

@@ -27,6 +27,7 @@ WORDS = {
 }
 """Pydantic's rules in our words."""
 
+# Building an adapter is slow, and a sweep parses the same section many times.
 _adapter = cache(TypeAdapter)
 _repr = reprlib.Repr()
 _repr.maxstring = _repr.maxother = 80
@@ -93,6 +94,7 @@ def _explain(error: ValidationError, prefix: str) -> str:
         lack = f"must have more values, got {quote(first['input'])}" if inside else "is missing"
         return f"{prefix}{key} {lack}."
     rule = re.split(", (?:got|unable) ", first["msg"].removeprefix("Input should be "))[0].rstrip(".")
+    # In this order: "greater than" is part of the first.
     for theirs, ours in WORDS.items():
         rule = rule.replace(theirs, ours)
     return f"{prefix}{first['loc'][0]} must be {rule}, got {quote(first['input'])}."

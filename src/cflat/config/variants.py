@@ -59,6 +59,7 @@ def parse_variant(text: str) -> Variant:
             raise ConfigError(
                 f"An optimizer with settings is written as c_flat_turbo:lam=0.1:k=10, each key once, got {text!r}."
             )
+        # Parsed as on the command line, then taken out of the nested layer.
         settings[key] = reduce(getitem, key.split("."), parse_overrides([f"{key}={value}"]))
     return Variant(name, settings, ":".join([name, *(part.strip() for part in parts)]))
 

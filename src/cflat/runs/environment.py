@@ -68,6 +68,7 @@ def _version(name: str) -> str | None:
 
 def _source() -> dict[str, Any] | None:
     """Return the commit of the checkout that cflat is imported from, if it is one."""
+    # The root of a checkout; of an installed package, a folder without .git.
     root = Path(cflat.__file__).resolve().parents[2]
     commit = _git(root, "rev-parse", "HEAD") if (root / ".git").exists() else None
     if commit is None:

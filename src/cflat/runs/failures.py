@@ -35,12 +35,14 @@ def translate_errors(config: RunConfig, method: Method, folder: Path | None) -> 
     except CFlatError:
         raise
     except Exception as error:
+        # `report_lost_ranks` translates it, around this one.
         if _is_of_ranks(error):
             raise
         log = None if folder is None else folder / LOG
         if log is not None:
             with suppress(CFlatError):
                 write_atomic(log, traceback.format_exc())
+        # Logged even if it is a bug: runs on a cluster may keep no terminal.
         kind, sentence = _sentence(error, config, method)
         if sentence is None:
             raise
@@ -55,7 +57,7 @@ def report_lost_ranks(config: RunConfig) -> Iterator[None]:
     except Exception as error:
         if not _is_of_ranks(error):
             raise
-        is_late = "time" in str(error).lower()
+        is_late = "time" in str(error).lower()  # "timed out" or "timeout", by backend
         what = (
             f"has waited {config.runtime.timeout_seconds:g} seconds (runtime.timeout_seconds) for another rank"
             if is_late

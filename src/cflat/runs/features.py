@@ -78,6 +78,7 @@ def features_config(chosen: Mapping[str, Any]) -> RunConfig:
     Inputs are normalised as the weights expect unless ``backbone.inputs`` is given.
     """
     for key in chosen:
+        # A setting without effect would be ignored silently.
         if key not in SECTIONS:
             raise ConfigError(f"Features depend on {', '.join(SECTIONS)} alone; leave {key} out.")
     for section, example in (("data", "--data cifar100"), ("backbone", "--backbone vit_tiny")):
@@ -111,6 +112,7 @@ def make_features(
         transform = eval_transform(config.backbone.inputs, backbone.image_size, backbone.mean, backbone.std)
     except ValueError as error:
         raise ConfigError(str(error)) from error
+    # By content: the same name can stand for other images or weights tomorrow.
     origin = FeaturesOrigin(
         data=data.name,
         images=_hash_images(dataset),
@@ -120,7 +122,7 @@ def make_features(
     )
     plain_name = data.name.replace(":", "-").replace("/", "-").strip("-.")
     path = out or Path("features") / f"{plain_name}-{config.backbone.name}-{origin.key}.npz"
-    if path.exists():
+    if path.exists():  # features are a pure function of their origin
         _require_same(path, origin)
         return _describe(path, origin, is_new=False)
     make_folder(path.parent)
@@ -142,6 +144,7 @@ def make_features(
     arrays["class_names"] = np.asarray(dataset.class_names)
     arrays |= {} if dataset.domain_names is None else {"domain_names": np.asarray(dataset.domain_names)}
     arrays |= {} if dataset.split is None else {"split": np.asarray(dataset.split)}
+    # In the file itself: a second file could get lost.
     arrays["origin"] = np.asarray(json.dumps(asdict(origin)))
     write_atomic(path, lambda file: np.savez(file, **arrays))
     return _describe(path, origin, is_new=True)

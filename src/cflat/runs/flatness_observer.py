@@ -36,6 +36,7 @@ class FlatnessObserver(Observer):
 
     def on_step(self, event: StepEvent) -> None:
         """Measure after the last step of a phase."""
+        # Of every phase: which one is the last is not known before the task ends.
         is_end = event.epoch + 1 == event.num_epochs and event.step + 1 == event.num_steps
         if not is_end or event.task not in (0, event.num_tasks - 1) or self._at is None:
             return

@@ -43,7 +43,7 @@ class RunSummary:
 
     config: RunConfig
     accuracy: dict[str, AccuracyMatrix]
-    """On test images, by score; without stages if no test image was looked at."""
+    """On test images, by score; without stages if they were not evaluated."""
     cost: Cost
     seconds: float
     """Wall time of the run, over all restarts."""
@@ -51,12 +51,13 @@ class RunSummary:
     validation: dict[str, AccuracyMatrix] = field(default_factory=dict)
     """On validation images, by score; empty if there are none."""
     score: str = ""
-    """The score that `headline` speaks of; by default the first, which is the one that the method's paper reports."""
+    """The score of `headline`; by default the first, which is the one that the method's paper reports."""
     flatness: dict[str, float] = field(default_factory=dict)
-    """Sharpness and largest eigenvalue of the training loss where the last trained task ended; empty unless asked."""
+    """Sharpness and largest eigenvalue of the training loss after the last trained task; empty unless requested."""
 
     def __post_init__(self) -> None:
         if not self.score:
+            # Frozen, but the default depends on another field.
             object.__setattr__(self, "score", next(iter(self.accuracy)))
         require_known(f"score of {self.config.method.name}", self.score, self.accuracy)
 
@@ -73,7 +74,7 @@ class RunSummary:
 
     @property
     def split(self) -> Split:
-        """The images that `headline` speaks of: test images, unless the run never looked at them."""
+        """The images of `headline`: test images, unless the run did not evaluate them."""
         is_tested = next(iter(self.accuracy.values())).num_stages > 0 or not self.validation
         return "test" if is_tested else "validation"
 
@@ -193,9 +194,11 @@ class RunFolder:
         plugins: Any = None
         with suppress(DataError):  # without a record there are none
             plugins = self.load_environment().get("plugins")
+        # Only what trains or predicts needs the code of plug-ins.
         if not is_past:
             require_recorded(plugins, self.path)
         try:
+            # Settings of a plug-in that is not here are shown as they were written.
             return parse_config(read_document(self.config_file), is_past=is_past and bool(plugins))
         except CFlatError as error:
             raise DataError(
@@ -233,6 +236,7 @@ class RunFolder:
         with suppress(DataError):  # without a record there is nothing to compare with
             begun = self.load_environment().get("identity")
         now = config.identity()
+        # By identity, not by text: neutral keys may differ after a resume.
         for key in begun if isinstance(begun, dict) else ():
             if key in now and begun[key] != now[key]:  # other versions may have other keys
                 raise DataError(
@@ -274,7 +278,7 @@ class MetricsLog(Observer):
         self._file: BinaryIO | None = None
         self._offset = 0
         self._digest = hashlib.blake2b(digest_size=16)
-        self._expected: str | None = None
+        self._expected: str | None = None  # of a checkpoint; None if there is none
         self._seconds_before = 0.0
         self._started = time.monotonic()
 
@@ -303,7 +307,7 @@ class MetricsLog(Observer):
         try:
             file.write(line)
             file.flush()
-            os.fsync(file.fileno())
+            os.fsync(file.fileno())  # a checkpoint must not vouch for lines that a power cut takes
         except OSError as error:
             raise DataError(f"{str(self.path)!r} could not be written: {error.strerror}.") from error
         self._offset += len(line)
@@ -355,5 +359,6 @@ def find_runs(root: Path) -> Iterator[RunFolder]:
     if not found:
         raise DataError(f"There is no run directory at or below {str(root)!r}.")
     for path in found:
+        # An analysis keeps runs of its own below the run that it is about.
         if not any(parent in found for parent in path.parents):
             yield RunFolder(path)

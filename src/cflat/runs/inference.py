@@ -40,7 +40,7 @@ _TRAINED = "a trained method of this version of cflat"
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a method sees in one image."""
+    """The classes that a method finds in one image."""
 
     image: str
     """Its path, or its row in an array."""
@@ -49,7 +49,7 @@ class Prediction:
     name: str
     """The class."""
     score: float
-    """The method's own measure: a logit, a cosine or a closeness; larger is nearer, and it is no probability."""
+    """The method's own measure, a logit, a cosine or a negative distance: larger is better, and no probability."""
     top: tuple[tuple[str, float], ...]
     """The best classes with their scores, the answer first."""
 
@@ -84,11 +84,13 @@ class Predictor:
         require_plain(state, is_finite=True)
         require_plain(extra)
         info = StreamInfo(outline.scenario, len(outline.class_names), len(outline.tasks), outline.label_modulus)
+        # The file may come from anywhere, and may ask for a network of any size.
         with MemoryLimit("the sizes in its configuration"):
             backbone = make_backbone(config.backbone, outline.vector_size, is_filled_later=True)
             self.method: Method = create_method(config.method.name, backbone, info, config.method.settings)
             for task in outline.empty_tasks(num_tasks):
                 self.method.grow(task)
+        # The transform of the test images: no augmentation.
         inputs = config.backbone.inputs
         self.transform = eval_transform(inputs, backbone.image_size, backbone.mean, backbone.std)
         self.method.load_state_dict(state)
@@ -97,7 +99,7 @@ class Predictor:
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """What an image can be called so far."""
+        """The classes learned so far."""
         seen = self.outline.tasks[self.num_tasks - 1][1].stop
         return self.outline.answers[:seen]
 
@@ -141,6 +143,7 @@ class Predictor:
         size = self.config.train.eval_batch_size or self.config.train.batch_size
         loader = BatchLoader(images, self.transform, size, shuffle=False, device=self.device)
         found = torch.cat([self.method.predict(batch)[name].float().cpu() for batch in loader])
+        # topk would rank NaN first.
         if found.isnan().any():
             raise DataError("The scores are not numbers: the method, or one of the images, holds NaN or infinity.")
         modulus = self.outline.label_modulus
@@ -157,7 +160,7 @@ class Predictor:
             "plugins": loaded_plugins(),
         }
         path, content = Path(path), io.BytesIO()
-        torch.save(values, content)
+        torch.save(values, content)  # into memory: its hash goes before it
         make_folder(path.parent)
         write_atomic(path, _MAGIC + _hash(content.getbuffer()) + content.getbuffer())
         return path
@@ -203,6 +206,7 @@ def _from_file(path: Path) -> tuple[RunConfig, Outline, int, dict[str, Any], dic
     if not is_ours or _hash(content) != digest:
         problem = "has changed since it was written; export it anew" if is_ours else f"is not {_TRAINED}"
         raise DataError(f"{str(path)!r} {problem}.")
+    # The hash protects from accidents, not from an attacker, who can compute it.
     require_unpacked(io.BytesIO(content))
     values = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     require_recorded(values["plugins"], path)
@@ -220,6 +224,7 @@ def _from_run(folder: RunFolder) -> tuple[RunConfig, Outline, int, dict[str, Any
     if state is None or num_tasks == 0 or state["is_grown"]:
         lack = "has no checkpoint yet" if state is None else f"was stopped within task {num_tasks + 1}"
         raise DataError(f"The run in {str(folder.path)!r} {lack}. Resume it: cflat run --resume {folder.path}")
+    # The images are not needed to predict, so their hash is taken as it is.
     now = {**config.identity(), CLASSES: outline.fingerprint(), IMAGES: state["identity"].get(IMAGES)}
     changed = [key for key in {**now, **state["identity"]} if now.get(key) != state["identity"].get(key)]
     if changed:
@@ -262,6 +267,7 @@ def _image_set(images: Images, short_side: int | None, vector_size: int | None) 
     else:
         places = [images] if isinstance(images, str | Path) else images
         paths = [str(path) for path in find_images(places)]
+        # Each image is read once: nothing to cache.
         store = FilePixels(Path(), paths, short_side=short_side, cache=DecodedCache(0))
     if len(store) == 0:
         raise DataError("There are no images.")

@@ -1,4 +1,4 @@
-"""Jobs, and where they run: one run each, with results that come back through the run directories."""
+"""Jobs of a study, one run each, and the executor that runs them in this process."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ class Job:
         folder = RunFolder(self.out)
         if not folder.config_file.is_file():
             return False
+        # Never mix results of two configurations in one table.
         if folder.load_config() != self.config:
             raise DataError(f"{str(self.out)!r} holds a run with another configuration; choose another --out.")
         if folder.is_finished or (self.may_diverge and folder.diverged_file.is_file()):
@@ -56,7 +57,7 @@ class JobsFailed(CFlatError):
 
 
 Executor: TypeAlias = Callable[[Sequence[Job]], Iterator[Job]]
-"""Where jobs run: it runs all, and yields each when its result is there, in its run directory."""
+"""Runs jobs, and yields each when its result is in its run directory."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,7 @@ class SerialExecutor:
 def run_job(job: Job, observers: Sequence[Observer] = (), **how: Any) -> None:
     """Run one job, with ``should_stop`` and ``patience`` as for `run`; one that was begun is resumed."""
     folder = RunFolder(job.out)
+    # A folder without config.yaml was left before anything was written.
     is_begun = folder.config_file.is_file()
     try:
         run(job.config, job.out, resume=is_begun, num_tasks=job.num_tasks, observers=observers, **how)
@@ -108,16 +110,11 @@ def run_jobs(jobs: Sequence[Job], executor: Executor | None = None) -> list[RunS
 
 def finish_jobs(jobs: Sequence[Job], executor: Executor | None = None) -> None:
     """Run the jobs whose results are missing, each up to its ``num_tasks``; see `run_jobs`."""
-    pending = pending_jobs(jobs)
-    if pending:
-        for _ in (executor or SerialExecutor())(pending):
-            pass
-
-
-def pending_jobs(jobs: Sequence[Job]) -> list[Job]:
-    """Return the jobs whose results are missing, one for each folder."""
     by_folder: dict[Path, Job] = {}
     for job in jobs:
         if by_folder.setdefault(job.out, job).config != job.config:
             raise ConfigError(f"Two different configurations would run in {str(job.out)!r}.")
-    return [job for job in by_folder.values() if not job.is_finished]
+    pending = [job for job in by_folder.values() if not job.is_finished]
+    if pending:  # else Ray would be started for nothing
+        for _ in (executor or SerialExecutor())(pending):
+            pass

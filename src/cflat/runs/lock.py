@@ -37,9 +37,10 @@ class FolderInUse(DataError):
 def owned(folder: Path, patience: float = 0.0) -> Iterator[None]:
     """Own a folder, and clear away what killed writers have left in it; `FolderInUse` names another owner.
 
-    ``patience`` is how many seconds to wait for that one to go: after a crash, another host may hear of it late.
-    A folder that was not there is made, and goes again if it stays empty.
+    ``patience`` is how many seconds to wait for it: another host may notice a crash late. A folder that did not exist
+    is made, and removed if it stays empty.
     """
+    # Two processes may both find it absent; the lock decides.
     is_new = not folder.exists()
     make_folder(folder)
     lock = _acquired(folder, patience)
@@ -57,7 +58,7 @@ def owned(folder: Path, patience: float = 0.0) -> Iterator[None]:
             if is_new and os.listdir(folder) == [LOCK]:
                 (folder / LOCK).unlink()
                 folder.rmdir()
-        lock.release()
+        lock.release()  # after the files: they are ours only while it is held
 
 
 def reject_if_owned(folder: Path) -> None:

@@ -33,6 +33,7 @@ class MemoryLimit(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        # Networks allocate by these functions; views and copies of them are not counted.
         if func in _MAKERS:
             self.used += _bytes_of(func, args, kwargs)
             if self.free is not None and self.used > self.free:
@@ -51,6 +52,7 @@ def require_batch(backbone: Backbone, train: TrainSettings, runtime: RuntimeSett
     largest = max(len(task.train) for task in stream.tasks)
     most_tested = max(len(task.test) for task in stream.tasks)
     size = max(min(train.batch_size, largest), min(train.eval_batch_size or train.batch_size, most_tested))
+    # On a GPU a batch takes the GPU's memory, wherever the network was built.
     is_cuda = runtime.accelerator in ("auto", "cuda") and torch.cuda.is_available()
     free = torch.cuda.get_device_properties(0).total_memory if is_cuda else free_memory()
     needed = _forward_bytes(backbone, size)
@@ -80,6 +82,7 @@ def _forward_bytes(backbone: Backbone, batch_size: int) -> int:
             outputs.append(output.numel() * output.element_size())
 
     hooks = [module.register_forward_hook(note) for module in backbone.modules() if not any(module.children())]
+    # Meta tensors have shapes and no memory: the forward pass costs nothing.
     state = {name: value.to("meta") for name, value in backbone.state_dict().items()}
     size = backbone.image_size
     images = torch.empty(batch_size, backbone.num_channels, size, size, device="meta")

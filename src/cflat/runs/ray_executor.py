@@ -77,6 +77,7 @@ class RayExecutor:
             failures: list[tuple[Job, str]] = []
             try:
                 while pending:
+                    # Polled: a signal handler could interrupt Ray in the middle of a call.
                     if self.should_stop():
                         _stop(ray, pending)
                     done, _ = ray.wait(list(pending), timeout=POLL_SECONDS)
@@ -95,6 +96,7 @@ class RayExecutor:
     def _submit(self, ray: ModuleType, jobs: Sequence[Job], is_own: bool) -> dict[Any, Job]:
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         cpus, gpus = (max((node.get(kind, 0) for node in nodes), default=0) for kind in ("CPU", "GPU"))
+        # A worker that is terminated raises TrainingInterrupted; its job is begun again.
         work = ray.remote(max_retries=MAX_RETRIES, retry_exceptions=[TrainingInterrupted])(_work)
         environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
         tasks = {}
@@ -114,9 +116,9 @@ def _work(
     config: Layer, out: str, num_tasks: int | None, may_diverge: bool, folder: str, environment: dict[str, str]
 ) -> str | None:
     """Run a job on a worker; return why it failed, or None. Cancelling asks it to save and stop."""
-    os.environ.update(environment)
+    os.environ.update(environment)  # a worker may have been started before this driver
     try:
-        os.chdir(folder)
+        os.chdir(folder)  # paths in the configuration are relative to the driver's
     except OSError as error:
         return f"The folder {folder!r} cannot be entered on {platform.node()}: {error.strerror}."
     with StopRequest() as stop:

@@ -92,6 +92,7 @@ def run(
             if own_folder is not None:
                 check_folder(own_folder, resume)
                 stack.enter_context(owned(own_folder.path, patience))
+        # All ranks must agree, or some would wait for the others.
         if folder is not None and resume and runtime.share(folder.is_finished):  # by another process, since we looked
             return folder.load_summary()
         with runtime.together():
@@ -99,6 +100,7 @@ def run(
                 prepare_folder(own_folder, config, resume)
                 log = stack.enter_context(closing(MetricsLog(own_folder.metrics_file)))
             parts = assemble(config)
+            # A checkpoint is rejected where any of these differ.
             decisive = {**config.identity(), CLASSES: Outline.of(parts.stream).fingerprint()}
             if own_folder is not None:
                 decisive[IMAGES] = _describe(own_folder, config, parts, resume)
@@ -148,6 +150,7 @@ def assemble(config: RunConfig) -> Assembly:
     """Load the data and build the network; a pure function of the configuration."""
     stream = make_stream(config)
     info = StreamInfo(config.stream.scenario, stream.num_classes, stream.num_tasks, stream.label_modulus)
+    # The initial weights must depend neither on the data nor on what ran before.
     seed_everything(config.seed, Part.BUILD)
     try:
         with MemoryLimit(f"backbone.image_size or the sizes among the settings of {config.method.name}"):
@@ -196,7 +199,7 @@ def can_measure_flatness(config: RunConfig) -> bool:
 
 def check_devices(runtime: RuntimeSettings) -> None:
     """Reject devices that this machine does not have, and ranks that torchrun has not started."""
-    devices, _ = count_devices(runtime)
+    devices, _ = count_devices(runtime)  # of this host
     has_cuda = torch.cuda.is_available()
     if runtime.accelerator == "cuda" and not has_cuda:
         raise ConfigError("runtime.accelerator is 'cuda', but torch finds no CUDA device here; use cpu or auto.")
@@ -265,6 +268,7 @@ def _describe(folder: RunFolder, config: RunConfig, parts: Assembly, is_resumed:
                 f"The data of the run in {str(folder.path)!r} has changed since it started: other images, or the "
                 "same in another order. Restore the old data, or restart the run from scratch."
             )
+        # config.yaml stays what the run began with.
         changes = folder.load_config().differences(config)
         if changes:
             resumed = [*before.get("resumed_with", []), changes]
@@ -279,6 +283,7 @@ def _describe(folder: RunFolder, config: RunConfig, parts: Assembly, is_resumed:
 
 def _require_space(path: Path, method: Method) -> None:
     weights = sum(value.numel() * value.element_size() for value in method.state_dict().values())
+    # A lower bound: methods grow, and keep exemplars.
     needed, free = SPARE_BYTES + CHECKPOINT_COPIES * weights, shutil.disk_usage(path).free
     if free < needed:
         raise DataError(
@@ -297,7 +302,7 @@ def make_backbone(
     return create_backbone(
         settings.name,
         weights=None if is_filled_later or settings.weights == "random" else settings.weights,
-        image_size=settings.image_size if vector_size is None else 1,
+        image_size=settings.image_size if vector_size is None else 1,  # vectors are images of one pixel
         num_channels=3 if vector_size is None else vector_size,
         drop_path_rate=settings.drop_path_rate,
         checkpointing=settings.checkpointing,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from cflat._errors import ConfigError
 from cflat._registry import require_known
@@ -16,14 +16,11 @@ from cflat.config.run_config import RunConfig
 from cflat.train import EpochRecord, Observer, TaskRecord
 
 
-@dataclass(frozen=True)
-class Tracker:
-    """Where numbers go."""
+class Tracker(NamedTuple):
+    """How numbers are sent."""
 
     log: Callable[[int, dict[str, float]], object]
-    """Records numbers at a step."""
     close: Callable[[], object]
-    """Sends what is left."""
 
 
 def _tensorboard(config: RunConfig, folder: Path) -> Tracker:
@@ -44,6 +41,7 @@ def _wandb(config: RunConfig, folder: Path) -> Tracker:
     """Open a run in the project ``cflat``; a resumed run continues under the same name."""
     import wandb
 
+    # The name of the folder as id: a resumed run continues its own curves.
     run = wandb.init(
         project="cflat", name=folder.name, id=folder.name, dir=str(folder), config=config.to_dict(), resume="allow"
     )
@@ -84,7 +82,7 @@ class TrackerObserver(Observer):
 
     def on_epoch(self, record: EpochRecord) -> None:
         """Pass on loss, learning rate and counters."""
-        self.step += 1
+        self.step += 1  # epochs of the run: tasks and phases start at 0 again
         self._log("epoch", record)
 
     def on_task_end(self, record: TaskRecord) -> None:
@@ -106,6 +104,7 @@ class TrackerObserver(Observer):
 
     def _log(self, kind: str, record: EpochRecord | TaskRecord) -> None:
         found = flatten(asdict(record)).items()
+        # Names and lists, such as those of tasks, are no curves.
         values = {f"{kind}/{key}": value for key, value in found if isinstance(value, int | float)}
         assert self.tracker is not None, "on_run_start makes the tracker"
         self.tracker.log(self.step, values)

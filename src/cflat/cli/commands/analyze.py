@@ -49,12 +49,14 @@ def command(
         resolved, folder = resolve_config(layer), out or usual_folder("analyze", layer)
     place, endings, more = folder / "analysis", comma_names(formats), comma_numbers("--seeds", seeds)
     chosen = comma_names(only) if only else ()
+    # Before anything is trained.
     check_request(resolved, endings, chosen, more)
     planned = plan_variants(resolved, more, chosen)
     if not (quiet or json):
         watched = sum(variant.is_recorded for variant in planned)
         note(f"Trains up to {len(planned)} runs: {watched} recorded, the others for accuracy and speed alone.")
     tell = VariantProgress(is_silent=quiet or json)
+    # The run itself is locked by `record_run`, its folder of figures here.
     with stoppable() as stop:
         record_run(resolved, folder, every=every, should_stop=stop)
         with owned(place):

@@ -38,4 +38,5 @@ def command(
             place = ["--data-root", root] if root else []
             next_command(["cflat", "run", "--method", "icarl", "--data", name, "--preset", "smoke", *place])
     if not report.ok:
+        # 1, not 2: the command was right, the data is not.
         raise typer.Exit(1)

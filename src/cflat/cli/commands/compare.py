@@ -51,6 +51,7 @@ def command(
         found = read_tuning(tuned)
         found.check_seeds(numbers)
         settings = found.settings
+        # In the canonical spelling, under which the search has stored them.
         names = [parse_variant(name).text for name in list_variants(optimizers)] if optimizers else list(settings)
         require_tuned(names, found)
         layer = found.final_layer(layer)
@@ -67,6 +68,7 @@ def command(
         return
     show_comparison(result)
     console().print(f"Results: {folder}\nPage:    {page}")
+    # A suggestion to look at one run; rows are not ranked by it.
     best = max(result.rows, key=lambda row: row.spread("avg").mean).summaries[0].config
     next_command(reproduce_command(best) or ["cflat", "report", str(folder)])
 
@@ -92,7 +94,7 @@ def show_comparison(result: SweepResult) -> None:
         out.print(table(title, ["optimizer", *(METRICS[name].title for name in HEADLINES)], rows))
         if all(one.values(name) == first.values(name) for one in others for name in HEADLINES):
             out.print(
-                "All rows are equal to the last digit: this stream is too small or too easy to tell optimizers apart. "
+                "All rows are equal to the last digit: this stream is too small or too easy to distinguish optimizers. "
                 "Use more test images, a harder stream, or more training steps.",
                 soft_wrap=True,
             )

@@ -21,6 +21,7 @@ EXAMPLES = """\
   cflat demo --out /tmp/demo --json
 """
 
+# Four: two minutes on two cores, and enough for a paired test.
 SEEDS = (0, 1, 2, 3)
 DEMO: dict[str, Any] = {
     "method": {"name": "finetune", "classes": "new"},
@@ -53,22 +54,22 @@ def command(
 
     with job_executor("local", out, quiet or json) as executor:
         result = compare(DEMO, tuple(TUNED), SEEDS, out, executor, tuned=TUNED)
-        said = story(result)
-        picture, page = write_comparison(out, result, headlines=said)
+        sentences = story(result)
+        picture, page = write_comparison(out, result, headlines=sentences)
     if json:
-        values = {"out": str(out), "figure": str(picture), "page": str(page), "story": said}
+        values = {"out": str(out), "figure": str(picture), "page": str(page), "story": sentences}
         emit_json({**values, **comparison_values(result)})
         return
     show_comparison(result)
     console().print()
-    for sentence in said:
+    for sentence in sentences:
         console().print(sentence, soft_wrap=True)
     console().print(f"\nFigure: {picture}\nPage:   {page}")
     next_command("cflat probe --method finetune --data digits stream.scenario=task")
 
 
 def story(result: SweepResult) -> list[str]:
-    """Say what was compared, how flat it ended, and which differences the seeds can tell from chance."""
+    """Return what was compared, how flat it ended, and which differences are significant."""
     what = (
         "Ten digits are learned two at a time with no image kept; the task is known at test time. SGD, C-Flat and "
         "C-Flat Turbo have the learning rate and radius that an equal search on validation images chose for each, with "
@@ -81,10 +82,11 @@ def story(result: SweepResult) -> list[str]:
 
 
 def _verdict(result: SweepResult) -> str:
-    """Name the gains in average accuracy that are significant (paired t-tests, Holm), or say that none is."""
+    """Name the significant differences in average accuracy (paired t-tests, Holm)."""
     reference, *others = result.rows
     gains = [(row.difference(reference, "avg"), _title(row)) for row in others]
     gains.sort(key=lambda gain: (math.isnan(gain[0].p), gain[0].p))
+    # Holm: the smallest p times the number of tests, the next times one less, until one fails.
     significant = []
     for place, (gain, title) in enumerate(gains):
         if not gain.p * (len(gains) - place) < 0.05:  # nor is NaN, where all seeds agree

@@ -25,6 +25,7 @@ def command(json: Json = False) -> None:
     root = os.environ.get("CFLAT_DATA") or None
     facts = {
         **describe_environment(),
+        # A typo in the variable is the usual reason for missing data.
         "data_root": f"{root} (not a folder)" if root and not os.path.isdir(root) else root,
         "free_disk_bytes": shutil.disk_usage(".").free,
         "optional": {name: find_spec(name) is not None for name in OPTIONAL},

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from cflat.cli.options import Json, takes_settings
-from cflat.cli.output import console, emit_json, next_command, table
+from cflat.cli.output import console, duration, emit_json, next_command, table
 
 if TYPE_CHECKING:
     from cflat.config.run_config import RunConfig
@@ -42,26 +42,27 @@ def _show(config: RunConfig, found: Estimate) -> None:
     from cflat.config.commands import reproduce_command
 
     out = console()
+    # Every n-th task of a long stream, and the last.
     step = -(-len(found.tasks) // MANY_TASKS)
     shown = [task for task in found.tasks if task.task % step == 0 or task is found.tasks[-1]]
     rows = []
     for task in shown:
         counts = [str(task.task), str(task.steps), f"{task.evaluations:.0f}", f"{task.flops:.2e}"]
-        rows.append([*counts, _time(sum(task.seconds.values())), _size(task.state_bytes)])
+        rows.append([*counts, duration(sum(task.seconds.values())), _size(task.state_bytes)])
     title = f"{config.method.name} on {config.data.name} with {config.optimizer.name}: {len(found.tasks)} tasks"
     out.print(table(title, ["task", "steps", "evaluations", "FLOPs", "time", "state"], rows))
     lines = {
         "training": f"{found.steps} steps, {found.evaluations:.0f} evaluations "
         f"({found.evaluations_per_step:.2f} per step), {found.flops:.2e} FLOPs",
         "trained parameters": f"{found.trainable_parameters:,}",
-        "time here": f"{_time(found.seconds)}, as busy as the machine is now",
-        "of that": ", ".join(f"{name} {_time(seconds)}" for name, seconds in found.parts.items()),
+        "time here": f"{duration(found.seconds)}, as busy as the machine is now",
+        "of that": ", ".join(f"{name} {duration(seconds)}" for name, seconds in found.parts.items()),
         "memory": f"{_size(found.peak_memory_bytes)} at most, {_size(found.state_bytes)} of it the method's state",
         "disk": f"{_size(found.checkpoint_bytes)} a checkpoint, of which two are kept",
         "measured": f"a few steps and test images of tasks {', '.join(map(str, found.measured_tasks))}",
     }
     if found.ranks > 1:
-        lines["ranks"] = f"{found.ranks}; the time does not count what they tell each other"
+        lines["ranks"] = f"{found.ranks}; their communication is not included in the time"
     width = max(map(len, lines))
     for name, text in lines.items():
         out.print(f"{name:<{width}}  {text}")
@@ -69,20 +70,8 @@ def _show(config: RunConfig, found: Estimate) -> None:
         next_command(again)
 
 
-def _time(seconds: float) -> str:
-    """Return a duration for people.
-
-    >>> [_time(seconds) for seconds in (0.26, 75, 7300)]
-    ['0.3 s', '75 s', '2 h 02 min']
-    """
-    if seconds < 600:
-        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
-    hours, minutes = divmod(round(seconds / 60), 60)
-    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min"
-
-
 def _size(num_bytes: float) -> str:
-    """Return a size for people.
+    """Return a size in readable units.
 
     >>> [_size(size) for size in (0, 1500, 3 << 20, 5 << 30)]
     ['0 KiB', '1 KiB', '3.0 MiB', '5.0 GiB']

@@ -40,6 +40,7 @@ def command(
     places = ["", *(f" {place}" for place in range(2, 1 + len(found[0].top)))]
     columns = ["image", *(f"{what}{place}" for place in places for what in ("class", "score"))]
     rows = [[one.image, *(cell for name, value in one.top for cell in (name, f"{value:.4g}"))] for one in found]
+    # Plain CSV, without a title or the next command, for pipes.
     if as_csv:
         print(csv_text([columns, *rows]), end="")
         return

@@ -11,7 +11,7 @@ import typer
 from cflat._errors import ConfigError
 from cflat._files import write_json
 from cflat.cli.options import Json, Quiet, takes_settings, usual_folder
-from cflat.cli.output import console, emit_json, next_command, note, table, tell_stopping
+from cflat.cli.output import acknowledge_stop, console, emit_json, next_command, note, table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,8 +59,8 @@ def command(
             note(f"probed {done} of {steps} steps")
 
     subject = f"{resolved.method.name} on {resolved.data.name}"
-    with owned(folder):  # a folder that cannot be written is found out before anything is trained
-        with StopRequest(tell_stopping) as stop:
+    with owned(folder):  # fails before anything is trained if the folder cannot be written
+        with StopRequest(acknowledge_stop) as stop:
             found = probe_run(resolved, grid, steps=steps, warmup=warmup, task=task, tell=tell, should_stop=stop)
         write_json(folder / "probe.json", found.to_dict())
         figure = probe_figure(found.to_dict(), f"{subject}, task {task + 1}")
@@ -79,7 +79,7 @@ def _radii(text: str | None, configured: float) -> tuple[float, ...]:
     from cflat.analysis.probe import RADII
 
     if text is None:
-        return (configured, *(rho for rho in RADII if rho != configured))
+        return (configured, *(rho for rho in RADII if rho != configured))  # the verdict is about the first
     try:
         radii = tuple(float(part) for part in text.split(",") if part.strip())
     except ValueError:

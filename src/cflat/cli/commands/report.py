@@ -46,6 +46,7 @@ def command(
             }
         )
         return
+    # A broken run must not hide the others.
     for problem in report.problems:
         note(f"Left out: {problem.where}: {problem.message}")
     for sentence in report.data.headlines:

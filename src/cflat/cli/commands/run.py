@@ -69,6 +69,7 @@ def command(
             summary = run(resolved, folder, resume=resume is not None, observers=observers, should_stop=stop)
     finally:
         close_all(observers)
+    # All ranks have the summary; one prints it.
     if not is_main_process():
         return
     summary = summary.judged_by(score)

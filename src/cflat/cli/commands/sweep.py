@@ -69,6 +69,7 @@ def _show(result: SweepResult) -> None:
         for row in result.ranked
     ]
     columns = [*result.axes, *spread_columns(result.further)]
+    # Choosing settings by test accuracy would make it an optimistic estimate.
     chosen = "no best one is chosen by test images, set data.validation=0.2 for that"
     if result.best is not None:
         for cells, row in zip(rows, result.ranked, strict=True):

@@ -24,6 +24,7 @@ EXAMPLES = """\
   cflat tune --method replay --data digits --optimizers none,c_flat_turbo:k=10 --curve --seeds 1000,1001,1002
   cflat compare --tuned runs/tune-icarl-digits/tuned.json --seeds 0,1,2,3,4
 """
+# Not those of the search: final runs must not share its luck.
 FINAL_SEEDS = "0,1,2,3,4"
 
 
@@ -76,6 +77,7 @@ def command(
     folder = out or usual_folder("tune", layer)
     shared: dict[str, Any] = {"protocol": protocol, "seeds": numbers, "metric": metric, "score": score}
     search: dict[str, Any] = {"sampler": sampler, "search_seed": search_seed, "prune": prune, "trials": trials}
+    # Trials come in many small batches: Ray is started once.
     with job_executor(executor, folder, quiet or json, gpus, stays=True) as chosen:
         if curve:
             file = folder / "tuned.json"
