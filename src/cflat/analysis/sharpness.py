@@ -175,7 +175,7 @@ class _Ball:
 
 
 def _with_norm(vector: Vector, norm: float) -> Vector:
-    """Return the vector with another length; zero stays zero."""
+    """Return the vector with another norm; zero stays zero."""
     return vector.scaled(norm / (vector.norm + EPS))
 
 

@@ -82,6 +82,6 @@ def connectivity_figure(
 
 
 def _gaps(curves: Mapping[str, Points]) -> str:
-    """Say how many points are missing because their loss is not a number."""
+    """Return a sentence on points that are missing because their loss is not finite; empty if none are."""
     num_missing = sum(not math.isfinite(value) for _, losses in curves.values() for value in losses)
     return f" Left out: {num_missing} points where the loss is not finite." if num_missing else ""

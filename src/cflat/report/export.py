@@ -13,7 +13,10 @@ from cflat.report.records import require_records
 from cflat.report.tables import accuracy_table, cost_table, runs_table
 
 _NUMBER = re.compile(r"(?P<value>[+-]?\d[\d.]*)(?: ± (?P<std>[\d.]+))?(?: \(p (?P<p>[\d.e+-]+)\))?")
-"""What a cell can hold besides text: a number, its deviation, and the p-value of a difference."""
+"""What a cell can hold besides text: a number, its deviation, and the p-value of a difference.
+
+Read from the text of the cell, so that LaTeX, CSV and the page cannot show different digits.
+"""
 _ESCAPES = str.maketrans(
     {
         "\\": r"\textbackslash{}",

@@ -41,7 +41,7 @@ def compare(
         tuned: Settings of each optimizer under dotted keys, as ``tune(...).settings``.
         score: What they are judged by; None takes the method's headline.
     """
-    measured = merge({"train": {"flatness": True}}, chosen)  # what these optimizers are about, unless it is off
+    measured = merge({"train": {"flatness": True}}, chosen)  # what these optimizers are about, unless switched off
     return run_sweep(replace(comparison_sweep(measured, optimizers, seeds), tuned=tuned or {}), out, executor, score)
 
 

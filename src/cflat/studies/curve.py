@@ -48,7 +48,7 @@ class Plateau:
     num_rates: int
     """Rates of the grid that are good."""
     is_cut_off: bool
-    """Whether it reaches an end of the grid, so that it may be wider."""
+    """Whether it reaches an end of the grid and may be wider."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +108,7 @@ def rate_curves(
     ``within`` below the best count as good. With ``tuned``, as in ``tune(...).settings``, every optimizer has its own
     radius and not the preset's. Everything else is as for `tune`; runs in ``out`` that are finished are only read.
     """
+    # The rate is what the curve varies; of tuned settings, the others are kept.
     own = {
         name: {key: value for key, value in settings.items() if key != "base.lr"}
         for name, settings in (tuned or {}).items()

@@ -19,14 +19,14 @@ from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from statistics import mean
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
 from cflat._errors import ConfigError, DataError
 from cflat._files import make_folder, plain_values, write_json
 from cflat._registry import require_known, suggest
-from cflat.config.documents import Layer, flatten, load_yaml, merge, nested
+from cflat.config.documents import Layer, flatten, merge, nested, parse_overrides
 from cflat.config.presets import resolve_config
 from cflat.config.run_config import RunConfig
 from cflat.config.variants import Variant, parse_variant
@@ -38,7 +38,7 @@ from cflat.runs.folder import RunFolder
 from cflat.runs.jobs import Executor, Job, finish_jobs
 from cflat.runs.run import make_stream
 from cflat.studies.compare import comparison_sweep
-from cflat.studies.space import Interval, Settings
+from cflat.studies.space import Interval, Settings, parse_axis
 from cflat.studies.tuned import COSTS, METRICS, PROTOCOLS, Metric, Protocol, Trial, Tuned, Tuning, validation_score
 
 LR_FACTOR, RHO_FACTOR = 10.0, 5.0
@@ -76,9 +76,9 @@ def tune(
     trial. What an entry of ``optimizers`` sets itself is not searched.
 
     Args:
-        chosen: What all runs share, as for `compare`; ``data.validation`` is 0.2 unless it says otherwise.
+        chosen: What all runs share, as for `compare`; ``data.validation`` is 0.2 by default.
         optimizers: Names, with settings of their own where wanted: ``c_flat_turbo:reading=calibrated``.
-        out: Folder of the search; one that was begun is resumed, with more trials if more are asked for.
+        out: Folder of the search; one that was begun is resumed, and may be given more trials.
         trials: Of every optimizer.
         protocol: ``stream`` judges by the whole stream, ``first-task`` by its first task; see `PROTOCOLS`.
         seeds: Of each trial, whose score is the mean; final runs must have others.
@@ -180,25 +180,20 @@ def parse_range(text: str) -> tuple[str, Range]:
     >>> parse_range("optimizer.reading=[printed, calibrated]")
     ('optimizer.reading', ('printed', 'calibrated'))
     """
-    key, equals, values = (part.strip() for part in text.partition("="))
-    low, *others = values.split(":")
+    key, _, values = (part.strip() for part in text.partition("="))
+    ends = values.split(":")
     try:
-        if equals and "." in key and values.startswith("["):
-            listed = load_yaml(values)
-            if isinstance(listed, list) and listed:
-                return key, tuple(listed)
-        elif equals and "." in key and len(others) in (1, 2):
-            scale = others[1] if len(others) == 2 else "log"
-            ends = float(low), float(others[0])
-            is_positive = ends[0] > 0 or scale == "linear"
-            if scale in ("log", "linear") and is_positive and -math.inf < ends[0] < ends[1] < math.inf:
-                return key, Interval(low=ends[0], high=ends[1], scale=cast(Any, scale))
-    except ValueError:
-        pass
-    raise ConfigError(
-        f"A range is written as base.lr=0.001:0.1 (log-uniform), optimizer.lam=0:1:linear or optimizer.k=[2, 5, 10], "
-        f"got {text!r}."
-    )
+        if "." not in key:
+            raise ValueError("Only keys of a section can be searched.")
+        if values.startswith("["):
+            return key, parse_axis(key, flatten(parse_overrides([text]))[key])
+        low, high, scale = ends if len(ends) == 3 else [*ends, "log"]
+        return key, parse_axis(key, {"low": float(low), "high": float(high), "scale": scale})
+    except (ValueError, KeyError, ConfigError):
+        raise ConfigError(
+            f"A range is written as base.lr=0.001:0.1 (log-uniform), optimizer.lam=0:1:linear or optimizer.k=[2, 5, "
+            f"10], got {text!r}."
+        ) from None
 
 
 @dataclass
@@ -325,7 +320,7 @@ class _Search:
 def _space(variant: Variant, config: RunConfig, ranges: Mapping[str, Range]) -> dict[str, Range]:
     """Return what is searched for an optimizer: learning rate first, then radius, then what the user adds."""
     if config.base.first_lr is not None and "base.first_lr" not in ranges:
-        raise ConfigError("base.first_lr is set, so base.lr says nothing about the first task; leave it out to tune.")
+        raise ConfigError("base.first_lr is set, so base.lr does not reach the first task; leave it out to tune.")
     known = flatten(config.to_dict())
     space: dict[str, Range] = {
         key: Interval(low=value / factor, high=value * factor, scale="log")
@@ -364,7 +359,7 @@ def _plain(range_: Range) -> Any:
 
 
 def _coded(range_: Range, value: Any) -> Any:
-    """Return a value as Optuna keeps it: one of a list may be anything."""
+    """Return a value as Optuna stores it: its categories cannot be lists or mappings, their JSON can."""
     return json.dumps(value) if isinstance(range_, tuple) else value
 
 
@@ -376,9 +371,10 @@ def _decoded(range_: Range, value: Any) -> Any:
 
 @contextmanager
 def _storage(optuna: Any, out: Path) -> Iterator[Any]:
-    """Give the database of a search, which survives a kill at any moment."""
+    """Open the database of a search; SQLite's transactions survive a kill at any moment."""
     make_folder(out)
     try:
+        # Optuna warns about experimental parts, and warnings must not end a search.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             storage = optuna.storages.RDBStorage(f"sqlite:///{out.resolve() / 'search.db'}")

@@ -123,7 +123,7 @@ class Tuning(ValidationStudy):
         return {name: tuned.best.settings for name, tuned in self.optimizers.items()}
 
     def final_layer(self, chosen: Mapping[str, Any]) -> Layer:
-        """Return what final runs share: that of the trials, but measured on test images, with changes of one's own."""
+        """Return what final runs share: as in the trials, but measured on test images, with the user's changes."""
         for key in dict.fromkeys(key for settings in self.settings.values() for key in settings):
             section, _, name = key.partition(".")
             if name in (chosen.get(section) or {}):
@@ -150,7 +150,8 @@ class Tuning(ValidationStudy):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Tuning:
-        """Take over what `to_dict` returned; all kinds of values are checked."""
+        """Read what `to_dict` returned; the types of all values are checked."""
+        # Settings, budget and best trial follow from the trials, so only those are read.
         entries, chosen_by = values["optimizers"].items(), values["chosen_by"]
         same = {key: values[key] for key in ("method", "data", "protocol", "seeds", "num_trials", "shared")}
         counted = {key: chosen_by[key] for key in ("metric", "score")}
