@@ -64,7 +64,7 @@ def measure_flatness(
         with Point(loss, params, model) as point:
             value, gradient = point.value_and_gradient()
             raised = point.value_at((gradient, rho / (gradient.norm + EPS)))
-            point.move()
+            point.move()  # back to the weights
             hessian = Hessian(point)
             nodes, _ = quadrature(hessian, hessian.random_vector(seed), products)
     except NonFiniteError:

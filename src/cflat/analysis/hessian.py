@@ -204,7 +204,7 @@ def top_eigenvalues(
 def _dense(hessian: Hessian, k: int, which: str) -> tuple[list[float], list[Tensor]]:
     units = torch.eye(hessian.size, dtype=torch.float64, device=hessian.device)
     matrix = torch.stack([hessian.product(unit) for unit in units])
-    values, vectors = torch.linalg.eigh((matrix + matrix.T) / 2)
+    values, vectors = torch.linalg.eigh((matrix + matrix.T) / 2)  # symmetric up to rounding
     order = _order(values, which)[:k]
     return values[order].tolist(), list(vectors[:, order].T)
 
@@ -228,7 +228,7 @@ def _sparse(
     try:
         values, vectors = scipy_linalg.eigsh(operator, k, which=_ENDS[which], **options)
     except scipy_linalg.ArpackNoConvergence as error:
-        values, vectors = error.eigenvalues, error.eigenvectors
+        values, vectors = error.eigenvalues, error.eigenvectors  # those that have converged
     order = _order(torch.from_numpy(values), which)
     found = torch.from_numpy(vectors).to(hessian.device)[:, order]
     return [float(values[index]) for index in order], list(found.T), products, len(values) == k

@@ -125,7 +125,7 @@ class Probe:
     def look(self, closure: Callable[[], Any]) -> bool:
         """Look at one step; False if its gradient is Inf, NaN or zero, so that there was nothing to compare."""
         g = self._plain.look(closure)
-        if g is None or not g.tensors or g.norm == 0:
+        if g is None or not g.tensors or g.norm == 0:  # no direction to compare with
             return False
         for lane in self._lanes:
             lane.look(closure, g)
@@ -196,7 +196,7 @@ def probe(
 
         if index >= warmup:
             watched.look(closure)
-        base.zero_grad()
+        base.zero_grad()  # after the look, which leaves no gradient
         with torch.enable_grad():
             closure()
         base.step()

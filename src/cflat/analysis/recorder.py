@@ -142,7 +142,7 @@ class GradientRecorder:
 
     def _end(self, optimizer: SharpnessAware) -> None:
         seen, self._seen = self._seen, {}
-        if optimizer.telemetry.last.get("nonfinite") or "g" not in seen:
+        if optimizer.telemetry.last.get("nonfinite") or "g" not in seen:  # the optimizer took no step
             return
         if self._context != (optimizer.task_index, self._numel):  # a new task, or parameters came or went
             self._earlier.clear()
@@ -170,7 +170,7 @@ class GradientRecorder:
         )
         self.records.append(record)
         if len(self.records) > self.max_records:
-            self.records = self.records[::2]
+            self.records = self.records[::2]  # evenly thinned, however long the run is
 
     def _drift(self, vectors: dict[str, Tensor], scale: float) -> tuple[dict[str, float], dict[str, float]]:
         """Compare with the vectors of ``lag`` steps earlier, and remember these."""

@@ -28,7 +28,7 @@ def label_sides(mark: Mark, panel: Panel) -> list[tuple[int, int]] | None:
     means that there are no labels beside the points of this mark, and it needs an entry in the legend.
     """
     dots = [other for other in panel.marks if isinstance(other, Curve) and other.style == "points"]
-    is_crowded = sum(len(other.x) for other in dots) > MAX_LABELLED_POINTS
+    is_crowded = sum(len(other.x) for other in dots) > MAX_LABELLED_POINTS  # no side is free among so many
     if not isinstance(mark, Curve) or mark.style != "points" or mark.labels is None or is_crowded:
         return None
     points = [(x, y, text) for d in dots if d.labels for x, y, text in zip(d.x, d.y, d.labels, strict=True)]

@@ -161,9 +161,10 @@ def evolution(histories: Sequence[GradientHistory]) -> FigureData:
 def _quantiles(values: npt.NDArray[np.float64]) -> tuple[list[float], list[float]]:
     """Return normal quantiles and the sorted, standardized values."""
     normal = NormalDist()
+    # In the middle of each step of the distribution, since 0 and 1 have no quantile.
     places = [normal.inv_cdf((index + 0.5) / len(values)) for index in range(len(values))]
     deviation = values.std(ddof=1)
-    scaled = (np.sort(values) - values.mean()) / (deviation if deviation > 0 else 1.0)
+    scaled = (np.sort(values) - values.mean()) / (deviation if deviation > 0 else 1.0)  # equal values have no deviation
     return places, scaled.tolist()
 
 

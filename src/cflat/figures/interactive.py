@@ -42,6 +42,7 @@ def plot(figure: FigureData, colors: Mapping[str, str] | None = None, num_column
     rows = -(-len(figure.panels) // columns)
     entries = _legend_names(figure)
     shows_legend = 1 < len(entries) <= MAX_LEGEND
+    # Estimated from the letters: only the browser knows how wide they are.
     legend_rows = -(-sum(len(name) + 7 for name in entries) // (100 if columns > 1 else 42)) if shows_legend else 0
     plot_pixels = rows * PANEL_PIXELS + (rows - 1) * BETWEEN
     bottom = BOTTOM + legend_rows * LEGEND_ROW_PIXELS
@@ -207,7 +208,7 @@ def _bars(bars: Bars, color: str, shows_values: bool) -> dict[str, Any]:
         "hovertemplate": "%{x}: %{y:.5~g}",
     }
     if bars.deviations is not None:
-        deviations = [value or 0.0 for value in _numbers(bars.deviations)]
+        deviations = [value or 0.0 for value in _numbers(bars.deviations)]  # a single seed has none
         trace["error_y"] = {"type": "data", "array": deviations, "color": INK, "thickness": 1}
     if shows_values:
         texts = ["" if value is None else scales.short(value) for value in trace["y"]]
@@ -221,7 +222,7 @@ def _heatmap(heatmap: Heatmap) -> dict[str, Any]:
         "z": [_numbers(row) for row in heatmap.values],
         "x": [_safe(label) if isinstance(label, str) else label for label in heatmap.x],
         "y": [_safe(label) if isinstance(label, str) else label for label in heatmap.y],
-        "hoverongaps": False,
+        "hoverongaps": False,  # a gap has no value to show
         "hovertemplate": f"%{{y}}, %{{x}}: %{{z:.5~g}} {_safe(heatmap.label)}<extra></extra>",
         "xgap": 1,
         "ygap": 1,

@@ -50,7 +50,7 @@ def spectrum_figure(spectra: Mapping[str, Points], *, top: Mapping[str, Sequence
     marks = []
     for label, points in spectra.items():
         curve = curve_through(label, zip(*points, strict=True))
-        floor = DENSITY_FLOOR * max(curve.y)
+        floor = DENSITY_FLOOR * max(curve.y)  # zero has no place on a logarithmic axis
         marks.append(replace(curve, y=[max(value, floor) for value in curve.y]))
     foot = min((min(mark.y) for mark in marks), default=1.0)
     known = {label: [float(value) for value in values] for label, values in (top or {}).items()}

@@ -77,6 +77,7 @@ def accuracy_curves(groups: Sequence[RunGroup]) -> FigureData:
     curves = []
     for group in groups:
         num_stages = max((len(stages) for stages in group.stage_accuracy), default=0)
+        # Unfinished seeds have fewer stages.
         by_stage = [[s[stage] for s in group.stage_accuracy if len(s) > stage] for stage in range(num_stages)]
         curve = _with_band(group.name, [stage + 1.0 for stage in range(num_stages)], by_stage, 100.0)
         low, high = (
@@ -262,7 +263,7 @@ def _over_steps(values: Iterable[tuple[Timeline, Sequence[float]]], limit: int) 
 
 def spans_decades(values: Sequence[float]) -> bool:
     """Whether an axis over these numbers should be logarithmic."""
-    return min(values) > 0 and max(values) / min(values) >= 50
+    return min(values) > 0 and max(values) / min(values) >= 50  # a zero has no logarithm
 
 
 def _mean(values: Sequence[float]) -> float:

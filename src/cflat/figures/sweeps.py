@@ -165,6 +165,7 @@ def rate_figure(
 
 def _search_panel(key: str, trials: Sequence[TrialPoint]) -> Panel:
     marks = []
+    # Trials that ended early stand on this line, below all others.
     floor = 100 * min((trial.accuracy for trial in trials if trial.is_complete), default=0.0) - 1
     for name in dict.fromkeys(trial.name for trial in trials):
         own = [trial for trial in trials if trial.name == name and trial.is_complete]
@@ -178,6 +179,6 @@ def _search_panel(key: str, trials: Sequence[TrialPoint]) -> Panel:
         x = [float(trial.settings[key]) for trial in ended]
         marks.append(Curve(ENDED, x, [floor] * len(ended), style="points"))
     values = [float(trial.settings[key]) for trial in trials]
-    is_log = min(values) > 0 and max(values) / min(values) > 5
+    is_log = min(values) > 0 and max(values) / min(values) > 5  # two draws may lie close together
     label = LABELS.get(key, key)
     return Panel(label.capitalize(), label, VALIDATION, marks, x_scale="log" if is_log else "linear")

@@ -63,7 +63,7 @@ def contrasts(found: Reproduction) -> Iterator[Contrast]:
             both = ours.measured is not None and theirs.measured is not None
             change = paired_difference(ours.by_seed, theirs.by_seed) if both else None
             measured = None if change is None else change.mean
-            deviation = 0.0 if change is None or math.isnan(change.std) else change.std
+            deviation = 0.0 if change is None or math.isnan(change.std) else change.std  # one seed has none
             published = ours.published.mean - theirs.published.mean if ours.published and theirs.published else None
             speeds = [cell[SPEED] for cell in (own, first) if SPEED in cell]
             ratios = _ratio([entry.measured for entry in speeds]), _ratio([entry.published for entry in speeds])

@@ -79,6 +79,7 @@ class Plan:
     @property
     def all_jobs(self) -> list[Job]:
         """Every job once."""
+        # Lines share runs, such as their reference.
         listed = (job for line in self.jobs for column in line for job in column if not self.exhibit.needs_no_run)
         return list({job.out: job for job in listed}.values())
 
@@ -170,6 +171,7 @@ def plan_exhibit(exhibit: Exhibit, request: Request, out: Path, *, needs_data: b
     """
     request = replace(request, scale="paper") if exhibit.needs_no_run else request
     exhibit = exhibit.at(request.scale)
+    # By default small scales take one of the seeds: they show directions, not spreads.
     seeds = request.seeds or (exhibit.seeds if request.scale == "paper" else exhibit.seeds[:1])
     absences: dict[tuple[int, int], str] = {}
     planned = []
@@ -244,6 +246,7 @@ def watched_config(exhibit: Exhibit, request: Request) -> RunConfig:
 def _config(exhibit: Exhibit, request: Request, settings: Layer, seed: int) -> RunConfig:
     scale = request.scale
     own = merge(exhibit.settings, exhibit.scales.get(scale, {}), settings)
+    # Below the exhibit's own: some train from scratch, whatever weights the user has.
     weights: Layer = {} if request.weights is None else {"backbone": {"weights": request.weights}}
     if scale == "smoke":
         own, weights = _tiny(own), {}  # tiny networks have no pretrained weights

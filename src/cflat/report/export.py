@@ -23,7 +23,7 @@ _ESCAPES = str.maketrans(
         "~": r"\textasciitilde{}",
         "^": r"\textasciicircum{}",
         "±": r"$\pm$",
-        "\u00a0": "~",
+        "\u00a0": "~",  # a space that does not break
         **{character: f"\\{character}" for character in "&%$#_{}"},
     }
 )
@@ -70,7 +70,7 @@ def table_csv(table: Table) -> str:
     """
     columns: list[list[str]] = []
     for index, title in enumerate(table.columns):
-        cells = [row[index].text for row in table.rows]
+        cells = [row[index].text for row in table.rows]  # the digits that the page shows
         found = [None if index < table.num_text else _NUMBER.fullmatch(cell) for cell in cells]
         columns.append([title, *(match["value"] if match else cell for match, cell in zip(found, cells, strict=True))])
         columns += [

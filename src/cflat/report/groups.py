@@ -164,7 +164,7 @@ def group_records(records: Sequence[RunRecord]) -> list[Group]:
         if taken[subject + variant] > 1:
             variant = f"{variant} #{taken[subject + variant]}"
         name = variant if len(subjects) == 1 else f"{variant}, {subject}"
-        by_seed = sorted(runs, key=lambda record: record.config.seed)
+        by_seed = sorted(runs, key=lambda record: record.config.seed)  # folders are found in any order
         summaries = tuple(record.summary for record in by_seed if record.summary is not None)
         groups.append(Group(summaries, subject, variant, name, tuple(by_seed), own))
     return groups
@@ -182,7 +182,7 @@ def families(groups: Iterable[Group]) -> list[list[Group]]:
 def differing_keys(settings: Sequence[dict[str, Any]]) -> list[str]:
     """Return the keys that do not have one value everywhere, in order of appearance."""
     keys = dict.fromkeys(key for values in settings for key in values)
-    absent = object()
+    absent = object()  # a key that is missing differs from one that is null
     return [key for key in keys if any(own.get(key, absent) != settings[0].get(key, absent) for own in settings)]
 
 

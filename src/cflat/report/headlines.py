@@ -95,7 +95,7 @@ def _best_on_validation(groups: Sequence[Group]) -> Group | None:
 def _sentence(pair: Pair) -> str:
     evaluations, _ = pair.means("evaluations_per_step")
     ours, theirs = pair.means("images_per_second")
-    speed = ours.mean / max(theirs.mean, 1e-12)
+    speed = ours.mean / max(theirs.mean, 1e-12)  # a run of no step has no speed
     cost = f"for {evaluations.mean:.2f} evaluations per step at {speed:.2f} times its speed"
     return f"{_gain(pair)}{_at_the_end(pair)} on {pair.group.split} images, {cost}."
 
@@ -123,7 +123,7 @@ def _at_the_end(pair: Pair) -> str:
 
 
 def _certainty(found: PairedDifference) -> str:
-    if found.n < 2:
+    if found.n < 2:  # no deviation, so no test
         return "one seed, so nothing is known about chance"
     if math.isnan(found.p):
         return f"the same on all {found.n} seeds"

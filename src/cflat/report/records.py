@@ -82,6 +82,7 @@ def require_records(
     folders = {}
     for root in roots:
         with _noting(str(root), problems):
+            # A run that is given twice is shown once.
             folders.update({folder.path.resolve(): folder for folder in find_runs(Path(root))})
     base = os.path.commonpath([path.parent for path in folders]) if folders else ""
     records = []
@@ -109,7 +110,7 @@ def _noting(where: str, problems: list[Problem]) -> Iterator[None]:
 def _read(folder: RunFolder, name: str, problems: list[Problem], wanted: str | None) -> RunRecord:
     summary = folder.load_summary() if folder.is_finished else None
     if summary is not None and wanted in summary.accuracy:
-        summary = summary.judged_by(wanted)
+        summary = summary.judged_by(wanted)  # methods without this score keep their headline
     if summary is not None and summary.headline.num_stages == 0:
         raise DataError(f"{str(folder.summary_file)!r} holds no accuracy: no task was finished.")
     config = folder.load_config(is_past=True) if summary is None else summary.config
@@ -138,6 +139,7 @@ def _tuned(folder: RunFolder, config: RunConfig) -> tuple[tuple[str, ...], str]:
     try:
         text = read_text(file)
         entries = json.loads(text)["optimizers"]
+        # With other values, it is the file of another search than that of this run.
         if any(all(own.get(key) == value for key, value in one["settings"].items()) for one in entries.values()):
             keys = [key for name, one in entries.items() for key in (*one["settings"], *parse_variant(name).settings)]
             return tuple(dict.fromkeys(keys)), hashlib.sha256(text.encode()).hexdigest()
@@ -170,11 +172,11 @@ def _timeline(name: str, epochs: list[EpochRecord]) -> Timeline:
     def grown(counters: Iterable[float]) -> npt.NDArray[np.float64]:
         counted = np.fromiter(counters, dtype=float)
         increments = np.diff(counted, prepend=0)
-        increments[starts] = counted[starts]
+        increments[starts] = counted[starts]  # counters start anew in each phase
         return increments
 
     taken = grown(one.steps for one in counted)
-    steps = np.maximum(taken, 1)
+    steps = np.maximum(taken, 1)  # an epoch may have taken no step
     shares = {
         f"{branch}.{outcome}": (grown(getattr(getattr(one, branch), outcome) for one in counted) / steps).tolist()
         for branch in BRANCHES

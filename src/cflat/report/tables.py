@@ -101,6 +101,7 @@ def tasks_table(records: Sequence[RunRecord]) -> Table | None:
     """Return one row for each task with its classes; None if no run has recorded them."""
     outlines: dict[str, Outline] = {}
     for record in records:
+        # Seeds and optimizers share a stream, which is listed once.
         if record.outline is not None and record.outline not in outlines.values():
             outlines[f"{record.config.method.name} on {record.config.data.name}"] = record.outline
     rows = tuple(
@@ -138,7 +139,7 @@ def _run_row(record: RunRecord) -> tuple[Cell, ...]:
 def _accuracy(group: Group, name: str, rivals: Sequence[Group]) -> Cell:
     value = group.spread(name)
     means = [other.spread(name).mean for other in rivals]
-    best = max(means) if METRICS[name.partition("@")[0]].is_gain else min(means)
+    best = max(means) if METRICS[name.partition("@")[0]].is_gain else min(means)  # forgetting is better if it is lower
     return Cell(value.text(scale=100), 100 * value.mean, is_best=len(set(means)) > 1 and value.mean == best)
 
 

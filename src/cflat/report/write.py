@@ -123,7 +123,7 @@ def _facts(groups: Sequence[Group]) -> tuple[tuple[str, str], ...]:
     facts = [("runs", f"{len(runs)}" + (f", {unfinished} unfinished" if unfinished else ""))]
     done = [group for group in groups if group.finished]
     if len({group.subject for group in groups}) == 1 and len(done) > 1:
-        best = max(done, key=lambda group: group.spread("avg").mean)
+        best = max(done, key=lambda group: group.spread("avg").mean)  # a fact about this page, not a recommendation
         fastest = max(done, key=lambda group: group.spread("images_per_second").mean)
         facts += [
             (f"highest Avg, score {best.score}", f"{100 * best.spread('avg').mean:.2f} %, {best.variant}"),
@@ -188,6 +188,7 @@ def _sweeps(groups: Sequence[Group]) -> Section | None:
     kin = grouped(done, lambda group: (group.subject, group.config.optimizer.name))
     for (subject, optimizer), members in kin.items():
         keys = differing_keys([group.settings for group in members])
+        # A curve over one key means nothing if others change along with it.
         values: list[Any] = [group.settings.get(keys[0]) for group in members] if len(keys) == 1 else []
         if len(values) > 1 and all(map(is_number, values)):
             name = f"{title_of(optimizer)}, {subject}"
@@ -272,6 +273,7 @@ def _environments(records: Sequence[RunRecord]) -> Section | None:
     shared = {key: value for key, value in known[0][1].items() if key not in differing}
     facts = tuple((key.removeprefix("packages."), plain_text(value)) for key, value in shared.items())
     rows = []
+    # One row for each environment, not for each run.
     for cells, alike in grouped(known, lambda entry: tuple(_setting(entry[1].get(key)) for key in differing)).items():
         more = f" and {len(alike) - 3} more" if len(alike) > 3 else ""
         rows.append((Cell(", ".join(record.name for record, _ in alike[:3]) + more), *cells))

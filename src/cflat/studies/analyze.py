@@ -104,7 +104,7 @@ def analyze(
         if not job.is_finished:
             tell(variant, index, len(variants))
             run_job(job, observers, should_stop=should_stop)
-        summaries[variant.name] = RunFolder(folder).load_summary()
+        summaries[variant.name] = RunFolder(folder).load_summary()  # read back, whether trained now or before
         if variant.is_recorded:
             found = recorded[variant.name] = _read(folder)
             if "history" not in found:
@@ -229,7 +229,7 @@ def _sweeps(variants: Sequence[Variant], summaries: Mapping[str, RunSummary]) ->
         return SweepPoint(name, float(at), [found.value("avg") for found in chosen], speeds)
 
     for key, values in (("k", INTERVALS), ("beta", BETAS)):
-        tried = dict.fromkeys((*values, reference[key]))
+        tried = dict.fromkeys((*values, reference[key]))  # the reference is a point of each curve
         points = [point("C-Flat Turbo", value, turbo, {**reference, key: value}) for value in tried]
         figures.append(sensitivity(f"optimizer.{key}", points))
     strategies = []

@@ -89,7 +89,7 @@ def write_comparison(folder: Path, result: SweepResult, headlines: Sequence[str]
         costs = row.values("images_per_second"), row.values("evaluations_per_step")
         groups.append(RunGroup(title_of(optimizer_of(row)), curves, *costs))
     title = f"{values['method']} on {values['data']}"
-    images = ", validation images" if result.split == "validation" else ""
+    images = ", validation images" if result.split == "validation" else ""  # test images go without saying
     heading = f"{title}, score {values['score']}, {len(result.seeds)} seeds{images}"
     picture = save(comparison_overview(groups, heading), folder / "comparison.png")
     return picture, write_page(folder, result, title, headlines)

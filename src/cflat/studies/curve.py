@@ -119,7 +119,7 @@ def rate_curves(
     grid = usual_rates(first.base.lr) if rates is None else sorted(rates)
     if len(set(grid)) < max(2, len(grid)) or not all(0 < rate < math.inf for rate in grid):
         raise ConfigError(f"A curve needs several different learning rates above 0, got {list(grid)}.")
-    stage = 1 if protocol == "first-task" else None
+    stage = 1 if protocol == "first-task" else None  # of the whole stream, not of a stream of one task
     jobs: dict[tuple[str, float, int], Job] = {}
     for name, layer in layers.items():
         if "base.lr" in parse_variant(name).settings:
@@ -128,6 +128,7 @@ def rate_curves(
             for seed in seeds:
                 config = resolve_config({**merge(layer, {"base": {"lr": rate}}), "seed": seed})
                 folder = Path(out) / "rates" / f"{parse_variant(name).slug}-lr{rate:g}-seed{seed}"
+                # A rate at which training diverges is a point of the curve, with accuracy 0.
                 jobs[name, rate, seed] = Job(config, folder, stage, may_diverge=True)
     finish_jobs(list(jobs.values()), executor)
     curves = []

@@ -114,7 +114,7 @@ class Recording(Observer):
         trained = {param for param in self._real.all_params() if param.requires_grad}
         names = {name: param for name, param in network.named_parameters() if param in trained}
         params = list(names.values())
-        distances = [REACH * (index - 15) / 15 for index in range(31)]
+        distances = [REACH * (index - 15) / 15 for index in range(31)]  # symmetric, with 0 in the middle
         found["lines"].append(
             {"task": task, **asdict(line(loss, params, random_direction(params, seed=0), distances, model=network))}
         )
@@ -131,7 +131,8 @@ class Recording(Observer):
     def _survey_connection(self, loss: Callable[[], Tensor], task: int, names: dict[str, nn.Parameter]) -> None:
         """Sample the line from where the task before ended, in the parameters that both tasks have trained."""
         before = self._ends
-        self._ends = {name: param.detach().clone() for name, param in names.items()}
+        self._ends = {name: param.detach().clone() for name, param in names.items()}  # the start of the next connection
+        # A head that has grown has no earlier weights of its shape.
         shared = [name for name in names if name in before and before[name].shape == names[name].shape]
         if shared:
             start = [before[name].to(names[name].device) for name in shared]

@@ -93,7 +93,7 @@ class Sweep(_File):
                 f"sweep.axes make {number} combinations, more than {MAX_COMBINATIONS}; list fewer values."
             )
         every = [self._own(dict(zip(self.axes, chosen, strict=True))) for chosen in product(*lists)]
-        distinct = {_text(own): own for own in every}
+        distinct = {_text(own): own for own in every}  # without a setting that it lacks, it may equal another
         texts = list(distinct)
         if self.sample is not None:
             # Ordered by a hash of each: adding a value to an axis does not exchange the whole sample.
@@ -157,7 +157,7 @@ def parse_sweep(document: Mapping[str, Any], name: str = "sweep") -> Sweep:
         raise ConfigError(f"sweep.seeds must list different seeds, got {quote(list(file.seeds))}.")
     axes: dict[str, tuple[Any, ...] | Interval] = {}
     for key, values in file.axes.items():
-        full = f"{key}.name" if key in CHOICES else key
+        full = f"{key}.name" if key in CHOICES else key  # optimizer stands for optimizer.name
         if full in axes or not all(full.split(".")):
             raise ConfigError(f"sweep.axes must name keys once each, for example optimizer.rho, got {quote(key)}.")
         axes[full] = parse_axis(f"sweep.axes.{key}", values)
@@ -200,7 +200,7 @@ def parse_axis(path: str, values: object) -> tuple[Any, ...] | Interval:
     if not isinstance(values, list) or not values:
         raise ConfigError(f"{path} must list values, for example [0.02, 0.05], got {quote(values)}.")
     try:
-        texts = {json.dumps(value, sort_keys=True) for value in values}
+        texts = {json.dumps(value, sort_keys=True) for value in values}  # lists and mappings have no hash
     except (TypeError, ValueError):
         raise ConfigError(f"{path} must list numbers, text, lists or mappings, got {quote(values)}.") from None
     if len(texts) < len(values):
@@ -220,6 +220,7 @@ def _require_known_settings(sweep: Sweep) -> None:
 
 def _uniform(seed: int, text: str, number: int = 0) -> float:
     """Return a number in [0, 1) that depends on these alone."""
+    # Not hash(), which differs between processes.
     return float(np.random.default_rng([seed, crc32(text.encode()), number]).random())
 
 

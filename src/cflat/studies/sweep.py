@@ -197,8 +197,10 @@ def folder_name(settings: Settings) -> str:
     """
     words = []
     for key, value in settings.items():
+        # Of a path to data or weights, the last part is enough.
         text = Path(value).stem if isinstance(value, str) and "/" in value else value_text(value)
         is_number = isinstance(value, int | float)
+        # The minus of a number stays, the plus in 1e+30 goes.
         safe = text.replace("+", "") if is_number else re.sub(r"[^A-Za-z0-9._]+", "-", text).strip("-.")
         words.append(safe if key.endswith(".name") else f"{key.rpartition('.')[2]}{safe}")
     return "-".join(word for word in words if word)[:MAX_NAME]
@@ -208,7 +210,7 @@ def _known_runs(out: Path) -> dict[str, Path]:
     """Return the runs in a folder by configuration; those of other versions are passed over."""
     known = {}
     for file in sorted(out.glob("*/config.yaml")):
-        with suppress(DataError):
+        with suppress(DataError):  # a run of another version
             known[RunFolder(file.parent).load_config(is_past=True).fingerprint()] = file.parent
     return known
 

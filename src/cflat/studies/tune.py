@@ -98,7 +98,7 @@ def tune(
         optuna = import_module("optuna")
     except ModuleNotFoundError:
         raise ConfigError("cflat tune needs the package optuna; run: pip install 'cflat[sweep]'") from None
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    optuna.logging.set_verbosity(optuna.logging.WARNING)  # it would log a line per trial
     require_known("protocol", protocol, PROTOCOLS)
     require_known("metric", metric, METRICS)
     require_known("sampler", sampler, SAMPLERS)
@@ -111,7 +111,7 @@ def tune(
     configs = {name: resolve_config({**layer, "seed": seeds[0]}) for name, layer in layers.items()}
     spaces = {name: _space(parse_variant(name), config, ranges or {}) for name, config in configs.items()}
     _require_known(ranges or {}, spaces)
-    first = next(iter(configs.values()))
+    first = next(iter(configs.values()))  # method, data and stream are those of all
     stages = stages_of(make_stream(first).num_tasks, protocol, prune)
     score = get_method_spec(first.method.name).score(score)
     judged: dict[str, Any] = {"protocol": protocol, "metric": metric, "score": score, "seeds": list(seeds)}
@@ -157,7 +157,7 @@ def validation_layer(chosen: Mapping[str, Any]) -> Layer:
     data = shared["data"]
     if not data.get("validation"):
         raise ConfigError("Settings are chosen by validation images; set data.validation above 0, for example to 0.2.")
-    if data.pop("evaluate", "validation") != "validation":
+    if data.pop("evaluate", "validation") != "validation":  # trials set it themselves
         raise ConfigError("Settings are chosen by validation images alone; leave data.evaluate out.")
     return shared
 
@@ -184,7 +184,7 @@ def parse_range(text: str) -> tuple[str, Range]:
     ends = values.split(":")
     try:
         if "." not in key:
-            raise ValueError("Only keys of a section can be searched.")
+            raise ValueError("Only keys of a section can be searched.")  # caught below, like those of float()
         if values.startswith("["):
             return key, parse_axis(key, flatten(parse_overrides([text]))[key])
         low, high, scale = ends if len(ends) == 3 else [*ends, "log"]
@@ -327,6 +327,7 @@ def _space(variant: Variant, config: RunConfig, ranges: Mapping[str, Range]) -> 
         for key, factor in (("base.lr", LR_FACTOR), ("optimizer.rho", RHO_FACTOR))
         if isinstance(value := known.get(key), float) and value > 0
     }
+    # A key that an optimizer does not have is searched for the others.
     space |= {key: range_ for key, range_ in ranges.items() if key in known}
     return {key: range_ for key, range_ in space.items() if key not in variant.settings}
 
@@ -349,7 +350,7 @@ def stages_of(num_tasks: int, protocol: Protocol, prune: bool) -> list[int | Non
     """
     if protocol == "first-task":
         return [1]
-    first = -(-num_tasks // FIRST_RUNG)
+    first = -(-num_tasks // FIRST_RUNG)  # rounded up: a pause before the first task compares nothing
     pauses = [first * REDUCTION**power for power in range(num_tasks.bit_length())]
     return [*(pause for pause in pauses if prune and pause < num_tasks), None]
 
@@ -366,7 +367,7 @@ def _coded(range_: Range, value: Any) -> Any:
 def _decoded(range_: Range, value: Any) -> Any:
     if isinstance(range_, tuple):
         return json.loads(value)
-    return range_.rounded(value) if isinstance(value, float) else value
+    return range_.rounded(value) if isinstance(value, float) else value  # folders and tuned.json have few digits
 
 
 @contextmanager
@@ -384,4 +385,4 @@ def _storage(optuna: Any, out: Path) -> Iterator[Any]:
         yield storage
     finally:
         storage.remove_session()
-        storage.engine.dispose()
+        storage.engine.dispose()  # an open connection keeps the file locked

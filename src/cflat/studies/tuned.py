@@ -70,7 +70,7 @@ class Tuned:
             raise ConfigError(
                 f"Every trial of {self.optimizer} has diverged; search lower learning rates: --range base.lr=LOW:HIGH."
             )
-        return max(complete, key=lambda trial: trial.score)
+        return max(complete, key=lambda trial: trial.score)  # the first of equals
 
     @property
     def budget(self) -> dict[str, float]:
@@ -183,6 +183,6 @@ def read_tuning(path: str | Path) -> Tuning:
         return Tuning.from_dict(json.loads(read_text(Path(path))))
     except OSError as error:
         raise DataError(f"The settings {str(path)!r} cannot be read: {error.strerror}.") from error
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:  # any JSON may be in there
         reason = shortened(f"{type(error).__name__}: {' '.join(str(error).split())}", 300)
         raise DataError(f"{str(path)!r} was not written by cflat tune ({reason}).") from error
