@@ -77,8 +77,9 @@ def _badness(box: Box, taken: list[Box]) -> float:
 
 def shares_scale(panel: Panel, other: Panel) -> bool:
     """Whether two panels show the same quantity upwards and must have comparable heights."""
-    is_drawn = not any(isinstance(mark, Heatmap) for mark in (*panel.marks, *other.marks))
-    return is_drawn and (panel.y_label, panel.y_scale) == (other.y_label, other.y_scale)
+    if not panel.y_label or any(isinstance(mark, Heatmap) for mark in (*panel.marks, *other.marks)):
+        return False  # bars without a label name their quantity below: evaluations beside images per second
+    return (panel.y_label, panel.y_scale) == (other.y_label, other.y_scale)
 
 
 def counted(panel: Panel) -> float | None:
