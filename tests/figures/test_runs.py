@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cflat.figures import FigureData
+from cflat.figures.interactive import plot
 from cflat.figures.runs import (
     RunGroup,
     SweepPoint,
@@ -24,6 +25,7 @@ from cflat.figures.runs import (
     speed_front,
     trigger_timeline,
 )
+from cflat.figures.static import draw
 
 PLAIN = RunGroup("plain", [[1.0, 0.8], [0.9, 0.6]], [100.0, 120.0], [1.0, 1.0], [[[1.0, None], [0.7, 0.9]]] * 2)
 FLAT = RunGroup("flat", [[1.0, 0.9]], [50.0], [4.0], [[[1.0, None], [0.9, 0.9]]])
@@ -99,6 +101,13 @@ def test_the_overview_shows_accuracy_and_cost() -> None:
     assert [mark.name for mark in curves.marks] == ["plain", "flat"]
     assert [mark.values for mark in evaluations.marks] == [[1.0], [4.0]]
     assert speed.marks[0].deviations == pytest.approx([np.std([100, 120], ddof=1)])
+
+
+def test_costs_in_different_units_have_scales_of_their_own() -> None:
+    figure = comparison_overview([PLAIN, FLAT], "title")
+    _, evaluations, speed = draw(figure).axes
+    assert evaluations.get_ylim()[1] < 10 < 100 < speed.get_ylim()[1]
+    assert not any("matches" in axis for name, axis in plot(figure)["layout"].items() if name.startswith("yaxis"))
 
 
 def test_triggers_are_shares_in_percent_of_the_branches_that_there_are() -> None:

@@ -70,6 +70,7 @@ class Point:
     def value_and_gradient(self) -> tuple[float, Vector]:
         """Return the loss and its gradient at the present weights; weights that it does not reach count as zero."""
         value = self.evaluate()
+        # Not backward(), which would write to .grad.
         gradients = torch.autograd.grad(value, self.params, allow_unused=True, materialize_grads=True)
         return value.item(), Vector([as_real(gradient) for gradient in gradients])
 
@@ -109,7 +110,7 @@ class Point:
         return [torch.view_as_complex(tensor) if param.is_complex() else tensor for tensor, param in pairs]
 
     def _call(self) -> Tensor:
-        self._random.replay()
+        self._random.replay()  # the same dropout mask in every evaluation
         value = self._loss()
         if value.numel() != 1:
             raise ValueError(f"The loss must be a single number, got a tensor of shape {tuple(value.shape)}.")

@@ -6,13 +6,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 
 from cflat._ranges import Count, Positive, checked
-from cflat.analysis._krylov import quadrature
 from cflat.analysis._point import Loss, Point
-from cflat.analysis.hessian import Hessian
+from cflat.analysis.hessian import Hessian, quadrature
 from cflat.optim.engine import EPS, NonFiniteError
 
 __all__ = ["Flatness", "measure_flatness"]
@@ -55,6 +53,7 @@ def measure_flatness(
         seed: Seed of the starting vector.
         model: The module whose buffers the evaluations must leave alone; optional.
 
+    >>> import torch
     >>> weights = torch.tensor([1.0, 0.0], requires_grad=True)
     >>> curvature = torch.tensor([1.0, 3.0])
     >>> found = measure_flatness(lambda: 0.5 * (curvature * weights**2).sum(), [weights])
@@ -65,15 +64,9 @@ def measure_flatness(
         with Point(loss, params, model) as point:
             value, gradient = point.value_and_gradient()
             raised = point.value_at((gradient, rho / (gradient.norm + EPS)))
-            point.move()
-            eigenvalue = _largest_eigenvalue(Hessian(point), products, seed)
+            point.move()  # back to the weights
+            hessian = Hessian(point)
+            nodes, _ = quadrature(hessian, hessian.random_vector(seed), products)
     except NonFiniteError:
         return Flatness(math.nan, math.nan)
-    return Flatness(raised - value, eigenvalue)
-
-
-def _largest_eigenvalue(hessian: Hessian, products: int, seed: int) -> float:
-    generator = torch.Generator().manual_seed(seed)
-    start = torch.randn(hessian.size, generator=generator, dtype=torch.float64).to(hessian.device)
-    nodes, _ = quadrature(hessian.product, start, min(products, hessian.size))
-    return float(nodes.max())
+    return Flatness(raised - value, float(nodes.max()))

@@ -14,7 +14,6 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import reduce
 from typing import Annotated, Literal
 
 import numpy as np
@@ -25,12 +24,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from cflat._lazy import LazyModule
 from cflat._ranges import Count, Positive, Range, check, checked
-from cflat.analysis._krylov import quadrature
 from cflat.analysis._point import Loss, Point
 from cflat.optim.engine import NonFiniteError, as_real
 
 __all__ = [
-    "Density", "Eigen", "Estimate", "Hessian", "hessian_vector_product", "spectrum_density", "top_eigenvalues", "trace",
+    "Density", "Eigen", "Estimate", "Hessian", "hessian_vector_product", "quadrature", "spectrum_density",
+    "top_eigenvalues", "trace",
 ]  # fmt: skip
 
 scipy_linalg = LazyModule("scipy.sparse.linalg")
@@ -60,7 +59,6 @@ class Hessian:
         self._curved = [(i, gradient) for i, gradient in enumerate(gradients) if gradient.requires_grad]
         self._shapes = [as_real(param).shape for param in self._params]
         self.size = sum(shape.numel() for shape in self._shapes)
-        self.dtype = reduce(torch.promote_types, (as_real(param).dtype for param in self._params), torch.float32)
         self.device = self._params[0].device
 
     def __call__(self, vector: Sequence[Tensor]) -> list[Tensor]:
@@ -84,6 +82,11 @@ class Hessian:
         if not image.isfinite().all():
             raise NonFiniteError("A Hessian-vector product is Inf or NaN; the loss has no finite curvature here.")
         return image
+
+    def random_vector(self, seed: int) -> Tensor:
+        """Draw a flat Gaussian vector, on the CPU first: the same on every device."""
+        generator = torch.Generator().manual_seed(seed)
+        return torch.randn(self.size, generator=generator, dtype=torch.float64).to(self.device)
 
     def unflattened(self, flat: Tensor) -> list[Tensor]:
         """Cut a flat vector into tensors like the parameters; complex ones are read as pairs of numbers."""
@@ -201,7 +204,7 @@ def top_eigenvalues(
 def _dense(hessian: Hessian, k: int, which: str) -> tuple[list[float], list[Tensor]]:
     units = torch.eye(hessian.size, dtype=torch.float64, device=hessian.device)
     matrix = torch.stack([hessian.product(unit) for unit in units])
-    values, vectors = torch.linalg.eigh((matrix + matrix.T) / 2)
+    values, vectors = torch.linalg.eigh((matrix + matrix.T) / 2)  # symmetric up to rounding
     order = _order(values, which)[:k]
     return values[order].tolist(), list(vectors[:, order].T)
 
@@ -217,16 +220,15 @@ def _sparse(
         products += 1
         return hessian.product(torch.tensor(vector, device=hessian.device)).cpu().numpy()
 
-    generator = torch.Generator().manual_seed(seed)
-    start = torch.randn(hessian.size, generator=generator, dtype=torch.float64).numpy()
     operator = scipy_linalg.LinearOperator((hessian.size, hessian.size), matvec=product, dtype=np.float64)
     # ARPACK counts restarts, each of width - k products, after the first width.
     restarts = max(1, (max_products - width) // (width - k))
+    start = hessian.random_vector(seed).cpu().numpy()
     options = {"v0": start, "ncv": width, "maxiter": restarts, "tol": tolerance}
     try:
         values, vectors = scipy_linalg.eigsh(operator, k, which=_ENDS[which], **options)
     except scipy_linalg.ArpackNoConvergence as error:
-        values, vectors = error.eigenvalues, error.eigenvectors
+        values, vectors = error.eigenvalues, error.eigenvectors  # those that have converged
     order = _order(torch.from_numpy(values), which)
     found = torch.from_numpy(vectors).to(hessian.device)[:, order]
     return [float(values[index]) for index in order], list(found.T), products, len(values) == k
@@ -287,9 +289,7 @@ def spectrum_density(
     generator = torch.Generator().manual_seed(seed)
     with Point(loss, params, model) as point:
         hessian = Hessian(point)
-        rules = [
-            quadrature(hessian.product, _signs(hessian, generator), min(steps, hessian.size)) for _ in range(probes)
-        ]
+        rules = [quadrature(hessian, _signs(hessian, generator), steps) for _ in range(probes)]
     nodes, weights = (torch.cat(parts) for parts in zip(*rules, strict=True))
     weights /= probes
     low, high = nodes.min().item(), nodes.max().item()
@@ -301,6 +301,31 @@ def spectrum_density(
         raise ValueError(f"sigma={sigma:g} is finer than the grid of {points} points; raise points or sigma.")
     bells = torch.exp(-0.5 * ((grid[:, None] - nodes[None, :]) / sigma).square()) / (sigma * math.sqrt(2 * math.pi))
     return Density(grid.tolist(), (bells @ weights).tolist(), sigma, nodes.tolist(), weights.tolist())
+
+
+def quadrature(hessian: Hessian, start: Tensor, steps: int) -> tuple[Tensor, Tensor]:
+    """Return nodes and weights of the Gauss quadrature of the Hessian's spectrum as seen from ``start``.
+
+    The weights add up to 1. Keeps the last two Lanczos vectors only; stops early when the subspace is invariant.
+    """
+    previous = torch.zeros_like(start)
+    row = start / start.norm()
+    alphas: list[float] = []
+    betas: list[float] = []
+    for _ in range(min(steps, hessian.size)):
+        image = hessian.product(row)
+        alphas.append(torch.dot(row, image).item())
+        image -= alphas[-1] * row
+        if betas:
+            image -= betas[-1] * previous
+        betas.append(image.norm().item())
+        if betas[-1] <= 100 * torch.finfo(torch.float64).eps * max(abs(value) for value in (*alphas, *betas)):
+            break
+        previous, row = row, image / betas[-1]
+    # The last beta couples to a vector outside of the basis; eigh reads the lower triangle alone.
+    diagonal, couplings = (torch.tensor(values, dtype=torch.float64) for values in (alphas, betas[:-1]))
+    nodes, vectors = torch.linalg.eigh(torch.diag(diagonal) + torch.diag(couplings, -1))
+    return nodes, vectors[0].square()
 
 
 def _signs(hessian: Hessian, generator: torch.Generator) -> Tensor:

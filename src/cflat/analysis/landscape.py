@@ -130,7 +130,8 @@ def connect(
 def _normalised(weights: Tensor, generator: torch.Generator, with_vectors: bool) -> Tensor:
     if weights.dim() <= 1 and not with_vectors:
         return torch.zeros_like(weights)
-    wide = torch.promote_types(weights.dtype, torch.float32)
+    wide = torch.promote_types(weights.dtype, torch.float32)  # bfloat16 is too coarse for norms
+    # Drawn on the CPU, to be the same on every device.
     drawn = torch.randn(weights.shape, generator=generator, dtype=wide).to(weights.device)
     num_filters = weights.shape[0] if weights.dim() > 1 else 1
     filters = drawn.reshape(num_filters, -1)

@@ -1,4 +1,4 @@
-"""Does flatness change the update here, at which radius, and at what cost? A few dozen steps tell.
+"""Does flatness change the update here, at which radius, and at what cost? A few dozen steps show it.
 
 A `Probe` rides along an ordinary training run. In each step it asks shadows of the optimizers for their directions at
 the same weights and batch, and compares them with the plain gradient and with exact C-Flat.
@@ -42,7 +42,7 @@ class ProbeRow:
     cosine_plain: float
     """Cosine of its update with the plain gradient."""
     norm_ratio: float
-    """Its length over that of the plain gradient."""
+    """Its norm over that of the plain gradient."""
     cosine_exact: float
     """Cosine with exact C-Flat at this radius."""
     error_exact: float
@@ -52,7 +52,7 @@ class ProbeRow:
     surrogate_error_orthogonal: float
     """The same for the parts orthogonal to the gradient, which are no mere change of the learning rate."""
     sharpness_rate: float
-    """Share of steps in which the sharpness branch was on; NaN for optimizers without one."""
+    """Fraction of steps in which the sharpness branch was on; NaN for optimizers without one."""
     flatness_rate: float
 
 
@@ -75,7 +75,7 @@ class ProbeResult:
     verdict: str
     """Whether flatness changes the update at the first radius, in one sentence."""
     remarks: list[str]
-    """What it says about reuse and about approximations of C-Flat, a sentence each."""
+    """A sentence each on reuse and on approximations of C-Flat."""
     suggested_rho: float | None
     """The radius to try; None if none of those tried is worth it."""
 
@@ -98,7 +98,7 @@ class Probe:
         model: The module whose buffers must be left alone; optional.
         radii: The radii to try; the first is the one that the verdict is about.
         lam: Weight of the flatness term.
-        beta: Length of Turbo's printed surrogate.
+        beta: Norm of Turbo's printed surrogate, relative to the gradient's.
         k: Turbo's interval.
     """
 
@@ -125,7 +125,7 @@ class Probe:
     def look(self, closure: Callable[[], Any]) -> bool:
         """Look at one step; False if its gradient is Inf, NaN or zero, so that there was nothing to compare."""
         g = self._plain.look(closure)
-        if g is None or not g.tensors or g.norm == 0:
+        if g is None or not g.tensors or g.norm == 0:  # no direction to compare with
             return False
         for lane in self._lanes:
             lane.look(closure, g)
@@ -145,7 +145,7 @@ class Probe:
         exact = {row.rho: row.cosine_plain for row in rows if row.optimizer == EXACT}
         verdict, suggested = _judge(exact, first=self._lanes[0].rho)
         first = [row for row in rows if row.rho == self._lanes[0].rho]
-        remarks = [said for said in (_judge_reuse(stability[0]), _judge_surrogates(first)) if said]
+        remarks = [text for text in (_judge_reuse(stability[0]), _judge_surrogates(first)) if text]
         return ProbeResult(self.steps, rows, stability, verdict, remarks, suggested)
 
 
@@ -174,7 +174,7 @@ def probe(
         warmup: Steps to train before.
         radii: As in `Probe`, like all that follow.
         lam: Weight of the flatness term.
-        beta: Length of Turbo's printed surrogate.
+        beta: Norm of Turbo's printed surrogate, relative to the gradient's.
         k: Turbo's interval.
 
     >>> import torch
@@ -196,7 +196,7 @@ def probe(
 
         if index >= warmup:
             watched.look(closure)
-        base.zero_grad()
+        base.zero_grad()  # after the look, which leaves no gradient
         with torch.enable_grad():
             closure()
         base.step()
@@ -236,6 +236,7 @@ class _Lane:
             if direction is None:
                 continue
             difference = direction.minus(exact)
+            # A row about reuse would look better than it is if its exact steps counted.
             counts_error = "reuse" not in name or shadow.optimizer.telemetry.last.get("sharpness") == "reused"
             error = difference.norm / (exact.norm + EPS) if counts_error else math.nan
             errors = _surrogate_errors(difference, exact.minus(g), g)
@@ -243,7 +244,15 @@ class _Lane:
             self.seen[name].append(numbers)
 
     def rows(self) -> list[ProbeRow]:
-        return [self._row(name) for name, seen in self.seen.items() if seen]
+        """Return one row for each optimizer that had a step to compare."""
+        rows = []
+        for name, seen in self.seen.items():
+            if seen:
+                counters = self.shadows[name].optimizer.telemetry
+                means = [_mean(column) for column in zip(*seen, strict=True)]
+                rates = [_rate_on(branch) for branch in (counters.sharpness, counters.flatness)]
+                rows.append(ProbeRow(self.rho, name, counters.evaluations_per_step, *means, *rates))
+        return rows
 
     def stability(self, interval: int) -> Stability:
         """Return how far the vectors turn from one exact computation to the next."""
@@ -252,14 +261,11 @@ class _Lane:
         means = {name: statistics.fmean(turn[name] for turn in turns) if turns else math.nan for name in names}
         return Stability(self.rho, interval, means)
 
-    def _row(self, name: str) -> ProbeRow:
-        counters = self.shadows[name].optimizer.telemetry
-        means = [_mean(column) for column in zip(*self.seen[name], strict=True)]
-        rates = [
-            1 - counter.skipped / total if (total := counter.refreshed + counter.reused + counter.skipped) else math.nan
-            for counter in (counters.sharpness, counters.flatness)
-        ]
-        return ProbeRow(self.rho, name, counters.evaluations_per_step, *means, *rates)
+
+def _rate_on(branch: Any) -> float:
+    """Return the fraction of steps in which a branch was not skipped."""
+    total = branch.refreshed + branch.reused + branch.skipped
+    return 1 - branch.skipped / total if total else math.nan
 
 
 def _judge(cosines: dict[float, float], first: float) -> tuple[str, float | None]:
@@ -278,7 +284,7 @@ def _judge(cosines: dict[float, float], first: float) -> tuple[str, float | None
         useful = [rho for rho in useful if rho > first]
     if useful:
         return f"{at} Try rho = {min(useful):g}.", min(useful)
-    if cosine > VISIBLE and change > 1e-6:  # the change grows about linearly with a small radius
+    if cosine > VISIBLE and change > 1e-6:  # the turn grows about linearly with a small radius
         rho = float(f"{first * _change(VISIBLE) / change:.1g}")
         return f"{at} No tried radius is in the useful range; extrapolated, rho = {rho:g} would be.", rho
     return f"{at} No tried radius is in the useful range.", None
@@ -302,12 +308,12 @@ def _judge_surrogates(rows: Sequence[ProbeRow]) -> str:
         return ""
     own = next(row for row in judged if row.optimizer == OURS)
     farther = [row for row in judged if row.surrogate_error >= 1]
-    said = (
+    text = (
         f"What Forecast adds to the gradient is {own.surrogate_error:.2f} of C-Flat's increment away from it at "
         f"{own.evaluations_per_step:.2f} evaluations per step; plain training has 1."
     )
     names = ", ".join(f"{row.optimizer} ({row.surrogate_error:.2f})" for row in farther)
-    return f"{said} Farther than plain training: {names}." if farther else said
+    return f"{text} Farther than plain training: {names}." if farther else text
 
 
 def _change(cosine: float) -> float:
@@ -335,6 +341,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _endless(loader: Iterable[Any]) -> Iterable[Any]:
+    # Not itertools.cycle: a loader that shuffles draws a new order on every pass, and an empty one must end.
     is_empty = False
     while not is_empty:
         is_empty = True

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any
 
@@ -103,13 +104,10 @@ class GradientRecorder:
             if self._seen:
                 self._end(optimizer)
 
-        handles = [optimizer.register_gradient_hook(see), optimizer.register_step_post_hook(end)]
-
-        def detach() -> None:
-            for handle in handles:
-                handle.remove()
-
-        return detach
+        handles = ExitStack()
+        for handle in (optimizer.register_gradient_hook(see), optimizer.register_step_post_hook(end)):
+            handles.callback(handle.remove)
+        return handles.close
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain JSON values; `load` reads it back."""
@@ -136,7 +134,7 @@ class GradientRecorder:
         name = evaluation.name
         if name is None:
             return
-        if name == "g":  # also drops what a step that was given up has left
+        if name == "g":  # a discarded step may have left some
             self._seen, self._losses = {}, {}
         self._seen[name] = self._flat(evaluation.gradient)
         if evaluation.loss is not None:
@@ -144,12 +142,13 @@ class GradientRecorder:
 
     def _end(self, optimizer: SharpnessAware) -> None:
         seen, self._seen = self._seen, {}
-        if optimizer.telemetry.last.get("nonfinite") or "g" not in seen:
+        if optimizer.telemetry.last.get("nonfinite") or "g" not in seen:  # the optimizer took no step
             return
         if self._context != (optimizer.task_index, self._numel):  # a new task, or parameters came or went
             self._earlier.clear()
         self._context = (optimizer.task_index, self._numel)
         vectors = derived_vectors(seen, optimizer.rho, getattr(optimizer, "rho_fd", None))
+        # Norms of a random choice of coordinates are scaled up to all of them.
         scale = math.sqrt(self._numel / max(1, len(seen["g"])))
         norms = {name: scale * _norm(vector) for name, vector in vectors.items()}
         for pair, (m, n) in _RATIOS.items():
@@ -171,7 +170,7 @@ class GradientRecorder:
         )
         self.records.append(record)
         if len(self.records) > self.max_records:
-            self.records = self.records[::2]
+            self.records = self.records[::2]  # evenly thinned, however long the run is
 
     def _drift(self, vectors: dict[str, Tensor], scale: float) -> tuple[dict[str, float], dict[str, float]]:
         """Compare with the vectors of ``lag`` steps earlier, and remember these."""
@@ -201,7 +200,8 @@ def derived_vectors(seen: dict[str, Tensor], rho: float, rho_fd: float | None = 
     vectors = {name: vector for name, vector in seen.items() if name in ("g", "g_s", "g_0")}
     if "g_s" in seen:
         vectors["g_s - g"] = seen["g_s"] - seen["g"]
-        vectors["g_vs"] = _orthogonal(vectors["g_s - g"], seen["g"])  # equals that of g_s, and cancels less
+        # The orthogonal part of g_s - g equals that of g_s, with less cancellation.
+        vectors["g_vs"] = _orthogonal(vectors["g_s - g"], seen["g"])
     if "g_1" in seen:
         vectors["g_f"] = (seen["g_1"] - seen["g_0"]).mul_(1.0 if rho_fd is None else rho / rho_fd)
         vectors["g_vf"] = _orthogonal(vectors["g_f"], seen["g_0"])
@@ -217,7 +217,7 @@ def ratio_histogram(m: Tensor, n: Tensor) -> Tensor:
     m, n = m[::step], n[::step]
     low, high = float(RATIO_EDGES[0]), float(RATIO_EDGES[-1])
     ratios = (m / (n + EPS)).abs_().log_().clamp_(low, high)
-    ratios = ratios[m != 0]  # coordinates without a correction say nothing about its size
+    ratios = ratios[m != 0]  # coordinates without a correction have no ratio
     return torch.histc(ratios.cpu(), bins=len(RATIO_EDGES) - 1, min=low, max=high).to(torch.int64)
 
 

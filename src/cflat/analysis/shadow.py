@@ -36,7 +36,7 @@ class Shadow:
         """Evaluate as the optimizer would and return its direction; None if it met Inf or NaN."""
         params = self.optimizer.all_params()
         before = [(param, param.grad) for param in params]
-        self.optimizer.zero_grad()  # what the training loop has accumulated is none of the shadow's business
+        self.optimizer.zero_grad()  # else the shadow would add to what the training loop has accumulated
         random = RandomGuard(is_enabled=True)
         random.start(param.device for param in params)
         self._buffers.start()
@@ -52,13 +52,13 @@ class Shadow:
 
 
 class _Still(Optimizer):
-    """A base optimizer that notes the direction that it is given, and stays where it is."""
+    """A base optimizer that keeps the direction it receives and does not move."""
 
     def __init__(self, params: Iterable[Tensor]) -> None:
         super().__init__(params, {"lr": 0.0})
         self.direction: Vector | None = None
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Note the direction."""
+        """Keep the direction."""
         params = [param for group in self.param_groups for param in group["params"]]
         self.direction = Vector(clone_all([data_of(p.grad) for p in params if p.grad is not None]))

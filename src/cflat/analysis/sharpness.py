@@ -141,6 +141,7 @@ class _Ball:
         generator = torch.Generator().manual_seed(seed)
         best = self._climb_from(evaluate, guess, steps)
         for index in range(1, starts):
+            # The loss need not be symmetric, so the opposite point is a start of its own.
             start = guess.scaled(-1.0) if index == 1 else _with_norm(_random_like(guess, generator), self._rho)
             best = max(best, self._climb_from(evaluate, start, steps))
         return best
@@ -150,7 +151,7 @@ class _Ball:
         length = self._rho
         best, ascent = evaluate(u)
         for _ in range(steps - 1):
-            if ascent.norm == 0.0:
+            if ascent.norm == 0.0:  # a stationary point
                 break
             trial = u.clone().add_(ascent, length / ascent.norm)
             if trial.norm > self._rho:
@@ -175,7 +176,7 @@ class _Ball:
 
 
 def _with_norm(vector: Vector, norm: float) -> Vector:
-    """Return the vector with another length; zero stays zero."""
+    """Return the vector with another norm; zero stays zero."""
     return vector.scaled(norm / (vector.norm + EPS))
 
 

@@ -22,14 +22,13 @@ def short(value: float) -> str:
 
 
 def label_sides(mark: Mark, panel: Panel) -> list[tuple[int, int]] | None:
-    """Return on which side of each point of a mark its label stands, so that labels cover neither labels nor points.
+    """Return on which side of each point of a mark its label stands: where it covers other labels and points least.
 
-    A side is (-1, 0 or 1 from left to right, -1, 0 or 1 from below to above). Sizes are those of a usual panel; a text
-    that has no free side stands where it covers least. None means that no labels stand beside the points of this mark,
-    so that it needs an entry in the legend.
+    A side is (-1, 0 or 1 from left to right, -1, 0 or 1 from below to above). Sizes are those of a usual panel. None
+    means that there are no labels beside the points of this mark, and it needs an entry in the legend.
     """
     dots = [other for other in panel.marks if isinstance(other, Curve) and other.style == "points"]
-    is_crowded = sum(len(other.x) for other in dots) > MAX_LABELLED_POINTS
+    is_crowded = sum(len(other.x) for other in dots) > MAX_LABELLED_POINTS  # no side is free among so many
     if not isinstance(mark, Curve) or mark.style != "points" or mark.labels is None or is_crowded:
         return None
     points = [(x, y, text) for d in dots if d.labels for x, y, text in zip(d.x, d.y, d.labels, strict=True)]
@@ -37,6 +36,7 @@ def label_sides(mark: Mark, panel: Panel) -> list[tuple[int, int]] | None:
     across, up = _unit([x for x, _, _ in points]), _unit([y for _, y, _ in points])
     taken = [_box(across(x), up(y), _POINT, _POINT) for x, y, _ in points]
     places: dict[tuple[float, float], tuple[int, int]] = {}
+    # From top to bottom, each label avoiding those before it: greedy, and good enough for so few points.
     for x, y, text in sorted(points, key=lambda point: -point[1]):
         width, height = len(text) * _LETTER[0], _LETTER[1]
         away = (width / 2 + _POINT, height / 2 + _POINT)
@@ -50,12 +50,12 @@ def label_sides(mark: Mark, panel: Panel) -> list[tuple[int, int]] | None:
 _SIDES = ((0, 1), (0, -1), (1, 0), (-1, 0), (1, 1), (-1, 1), (1, -1), (-1, -1))
 """Where a text can stand, the nicest first."""
 _LETTER, _POINT = (0.019, 0.055), 0.02
-"""Width and height of a letter, and the size of a point, as shares of the stretch that the points span."""
+"""Width and height of a letter, and the size of a point, as fractions of the range of the points."""
 Box = tuple[float, float, float, float]
 
 
 def _unit(values: list[float]) -> Callable[[float], float]:
-    """Return the map from a value to its share of the stretch that all of them span."""
+    """Return the map from a value to its fraction of the range of all of them."""
     low, high = min(values, default=0.0), max(values, default=1.0)
     return lambda value: (value - low) / (high - low) if high > low else 0.5
 
@@ -76,9 +76,10 @@ def _badness(box: Box, taken: list[Box]) -> float:
 
 
 def shares_scale(panel: Panel, other: Panel) -> bool:
-    """Whether two panels show the same quantity upwards, so that their heights must be comparable."""
-    is_drawn = not any(isinstance(mark, Heatmap) for mark in (*panel.marks, *other.marks))
-    return is_drawn and (panel.y_label, panel.y_scale) == (other.y_label, other.y_scale)
+    """Whether two panels show the same quantity upwards and must have comparable heights."""
+    if not panel.y_label or any(isinstance(mark, Heatmap) for mark in (*panel.marks, *other.marks)):
+        return False  # bars without a label name their quantity below: evaluations beside images per second
+    return (panel.y_label, panel.y_scale) == (other.y_label, other.y_scale)
 
 
 def counted(panel: Panel) -> float | None:
@@ -89,7 +90,7 @@ def counted(panel: Panel) -> float | None:
 
 
 def diagonal_ends(panel: Panel) -> tuple[float, float]:
-    """Return where the line y = x begins and ends so that it passes all curves; 0 and 1 without any point."""
+    """Return where the line y = x begins and ends to pass all curves; 0 and 1 without any point."""
     curves = [mark for mark in panel.marks if isinstance(mark, Curve)]
     values = [value for curve in curves for value in (*curve.x, *curve.y) if isfinite(value)]
     if "log" in (panel.x_scale, panel.y_scale):
@@ -107,7 +108,7 @@ def color_limits(figure: FigureData, label: str) -> tuple[float, float]:
     values = [value for mark in maps for row in mark.values for value in row if value is not None and isfinite(value)]
     if not values:
         return 0.0, 1.0
-    if any(mark.is_diverging for mark in maps):
+    if any(mark.is_diverging for mark in maps):  # zero must have the middle colour
         reach = max(abs(value) for value in values) or 1.0
         return -reach, reach
     low, high = min(values), max(values)

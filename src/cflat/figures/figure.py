@@ -1,4 +1,4 @@
-"""A figure as data: panels of marks with labels, so that print and screen draw the same thing.
+"""A figure as data: panels of marks with labels. Print and screen draw the same thing from it.
 
 Functions that make figures return `FigureData`; `cflat.figures.static` draws it with matplotlib (SVG, PDF, PNG) and
 `cflat.figures.interactive` with plotly. Arrays are lists of plain numbers, so a figure is also a JSON file.
@@ -78,7 +78,7 @@ class Panel:
     diagonal: bool = False
     """Whether to draw the line y = x."""
     empty: str = "There is no data for this panel."
-    """What to say where no mark has a value."""
+    """Text for a panel in which no mark has a value."""
 
     @property
     def has_data(self) -> bool:
@@ -88,7 +88,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class FigureData:
-    """A figure: a name for its files, a title, panels side by side, and a sentence that says what is shown."""
+    """A figure: a name for its files, a title, panels side by side, and a sentence on what is shown."""
 
     name: str
     title: str
@@ -121,7 +121,7 @@ def _values(mark: Mark) -> list[float]:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a setting can be drawn along an axis; True and False cannot."""
+    """Whether a setting can be drawn along an axis; Booleans, which Python counts as integers, cannot."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -137,6 +137,7 @@ def downsampled(x: Sequence[float], y: Sequence[float], limit: int = MAX_POINTS)
         return [float(v) for v in x], [float(v) for v in y]
     values = np.asarray(y, dtype=float)
     kept = {0, len(values) - 1}
+    # Two points of each stretch: a mean would hide the one step at which a loss has exploded.
     for stretch in np.array_split(np.arange(len(values)), (limit - 2) // 2):
         part = np.where(np.isnan(values[stretch]), -np.inf, values[stretch])
         kept.add(int(stretch[np.argmax(part)]))

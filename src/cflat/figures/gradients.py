@@ -22,7 +22,7 @@ MAX_TASKS = 10
 MIN_QUANTILES = 3
 """Records that a quantile plot needs."""
 WINDOW = 5
-"""Records that a moving mean is taken over, where a caption says so."""
+"""Records of a moving mean, where a caption names one."""
 _PAIRS = {"g_s - g, g": "sharpness: (g_s - g) / g", "g_f, g_s": "flatness: g_f / g_s"}
 
 
@@ -62,7 +62,7 @@ def correction_ratios(history: GradientHistory) -> FigureData:
         curves = []
         for entry in _spread_out(sorted(entries, key=lambda entry: int(entry["epoch"])), MAX_EPOCHS):
             counts = np.asarray(entry["counts"], dtype=float)
-            density = counts / max(1.0, counts.sum()) / width
+            density = counts / max(1.0, counts.sum()) / width  # an epoch without corrections is a flat line
             curves.append(Curve(f"epoch {entry['epoch'] + 1}", centres.tolist(), density.tolist()))
         empty = f"No step of task {task + 1} was recorded with all four evaluations."
         panels.append(Panel(title, "log |ratio|", "density", curves, empty=empty))
@@ -161,9 +161,10 @@ def evolution(histories: Sequence[GradientHistory]) -> FigureData:
 def _quantiles(values: npt.NDArray[np.float64]) -> tuple[list[float], list[float]]:
     """Return normal quantiles and the sorted, standardized values."""
     normal = NormalDist()
+    # In the middle of each step of the distribution, since 0 and 1 have no quantile.
     places = [normal.inv_cdf((index + 0.5) / len(values)) for index in range(len(values))]
     deviation = values.std(ddof=1)
-    scaled = (np.sort(values) - values.mean()) / (deviation if deviation > 0 else 1.0)
+    scaled = (np.sort(values) - values.mean()) / (deviation if deviation > 0 else 1.0)  # equal values have no deviation
     return places, scaled.tolist()
 
 

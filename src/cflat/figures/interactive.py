@@ -22,7 +22,7 @@ MAX_LEGEND = 14
 TOP, BETWEEN, BOTTOM = 34, 96, 52
 """Pixels above the first panels (their titles), between rows (labels and titles), and under the last."""
 COLUMN_GAPS = 0.2
-"""Share of the width between columns, all gaps together; of two columns, at most half of it."""
+"""Fraction of the width between columns, all gaps together; of two columns, at most half of it."""
 COLOR_BAR_GAP = 0.04
 MODES = {"line": "lines", "dashed": "lines", "steps": "lines", "points": "markers", "line+points": "lines+markers"}
 LINES = {"dashed": {"dash": "dash"}, "steps": {"shape": "hvh"}}
@@ -34,14 +34,15 @@ MAX_TICKS = 10
 def plot(figure: FigureData, colors: Mapping[str, str] | None = None, num_columns: int | None = None) -> dict[str, Any]:
     """Return ``{"data": [...], "layout": {...}}`` for plotly, panels as subplots.
 
-    ``colors`` are those of groups that several figures share; the others follow the palette. ``num_columns`` panels
-    stand in a row, instead of what the figure says; 1 suits a narrow screen, and only the layout depends on it.
+    ``colors`` are those of groups that several figures share; the others follow the palette. ``num_columns`` replaces
+    the figure's own; 1 suits a narrow screen. Only the layout depends on it.
     """
     chosen = group_colors(figure, colors)
     columns = min(num_columns or figure.num_columns or 4, len(figure.panels))
     rows = -(-len(figure.panels) // columns)
     entries = _legend_names(figure)
     shows_legend = 1 < len(entries) <= MAX_LEGEND
+    # Estimated from the letters: only the browser knows how wide they are.
     legend_rows = -(-sum(len(name) + 7 for name in entries) // (100 if columns > 1 else 42)) if shows_legend else 0
     plot_pixels = rows * PANEL_PIXELS + (rows - 1) * BETWEEN
     bottom = BOTTOM + legend_rows * LEGEND_ROW_PIXELS
@@ -62,14 +63,14 @@ def plot(figure: FigureData, colors: Mapping[str, str] | None = None, num_column
     seen: set[str] = set()
     for index, panel in enumerate(figure.panels):
         place = _place(index, columns, rows, plot_pixels)
-        axis = "" if index == 0 else str(index + 1)
+        axis = "" if index == 0 else str(index + 1)  # plotly's names: x, x2, x3
         data += _traces(panel, chosen, axis, seen)
         layout |= _axes(panel, axis, place, figure)
         like = next(i for i, other in enumerate(figure.panels) if other is panel or scales.shares_scale(panel, other))
         if like < index:
             layout[f"yaxis{axis}"]["matches"] = "y" if like == 0 else f"y{like + 1}"
         if index % columns and figure.panels[index - 1].y_label == panel.y_label:
-            layout[f"yaxis{axis}"]["title"] = {"text": ""}  # the neighbour's says it
+            layout[f"yaxis{axis}"]["title"] = {"text": ""}  # the neighbour to the left has it
         (left, right), (low, high) = place
         if len(figure.panels) > 1:
             title = _words(f"<b>{_safe(panel.title)}</b>", left, high, xanchor="left", yanchor="bottom", yshift=6)
@@ -116,12 +117,14 @@ def _axes(panel: Panel, axis: str, place: Place, figure: FigureData) -> dict[str
     reach = scales.counted(panel)
     if reach is not None:
         across["tickformat"] = "d"
-        across |= {"dtick": 1} if reach <= MAX_TICKS else {"nticks": 8}  # halves would be labelled as wholes
+        # Without a distance of 1, ticks at halves would be labelled as whole numbers.
+        across |= {"dtick": 1} if reach <= MAX_TICKS else {"nticks": 8}
     if any(isinstance(mark, Bars) for mark in panel.marks):
         across["type"] = "category"
         up["rangemode"] = "tozero"
     axes = {f"xaxis{axis}": across, f"yaxis{axis}": up}
     if heatmap is not None:
+        # A name such as "5" must not be placed at the number 5.
         for own, labels in ((across, heatmap.x), (up, heatmap.y)):
             own["type"] = "category" if any(isinstance(label, str) for label in labels) else "linear"
         up["autorange"] = "reversed"
@@ -183,7 +186,7 @@ def _curve(curve: Curve, color: str, sides: list[tuple[int, int]] | None) -> lis
             main |= {"mode": "markers+text", "textposition": words, "cliponaxis": False}
     if curve.low is None or curve.high is None:
         return [main]
-    band = {
+    band = {  # one outline, forth along the upper edge and back along the lower
         "type": "scatter",
         "mode": "lines",
         "x": _numbers([*curve.x, *reversed(curve.x)]),
@@ -205,7 +208,7 @@ def _bars(bars: Bars, color: str, shows_values: bool) -> dict[str, Any]:
         "hovertemplate": "%{x}: %{y:.5~g}",
     }
     if bars.deviations is not None:
-        deviations = [value or 0.0 for value in _numbers(bars.deviations)]
+        deviations = [value or 0.0 for value in _numbers(bars.deviations)]  # a single seed has none
         trace["error_y"] = {"type": "data", "array": deviations, "color": INK, "thickness": 1}
     if shows_values:
         texts = ["" if value is None else scales.short(value) for value in trace["y"]]
@@ -219,7 +222,7 @@ def _heatmap(heatmap: Heatmap) -> dict[str, Any]:
         "z": [_numbers(row) for row in heatmap.values],
         "x": [_safe(label) if isinstance(label, str) else label for label in heatmap.x],
         "y": [_safe(label) if isinstance(label, str) else label for label in heatmap.y],
-        "hoverongaps": False,
+        "hoverongaps": False,  # a gap has no value to show
         "hovertemplate": f"%{{y}}, %{{x}}: %{{z:.5~g}} {_safe(heatmap.label)}<extra></extra>",
         "xgap": 1,
         "ygap": 1,

@@ -50,7 +50,7 @@ def spectrum_figure(spectra: Mapping[str, Points], *, top: Mapping[str, Sequence
     marks = []
     for label, points in spectra.items():
         curve = curve_through(label, zip(*points, strict=True))
-        floor = DENSITY_FLOOR * max(curve.y)
+        floor = DENSITY_FLOOR * max(curve.y)  # zero has no place on a logarithmic axis
         marks.append(replace(curve, y=[max(value, floor) for value in curve.y]))
     foot = min((min(mark.y) for mark in marks), default=1.0)
     known = {label: [float(value) for value in values] for label, values in (top or {}).items()}
@@ -82,6 +82,6 @@ def connectivity_figure(
 
 
 def _gaps(curves: Mapping[str, Points]) -> str:
-    """Say how many points are missing because their loss is not a number."""
+    """Return a sentence on points that are missing because their loss is not finite; empty if none are."""
     num_missing = sum(not math.isfinite(value) for _, losses in curves.values() for value in losses)
     return f" Left out: {num_missing} points where the loss is not finite." if num_missing else ""

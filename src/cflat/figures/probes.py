@@ -11,7 +11,8 @@ from cflat.figures.figure import Curve, FigureData, Panel, curve_through
 def probe_figure(result: Mapping[str, Any], title: str) -> FigureData:
     """Return the figure of `cflat.analysis.probe.ProbeResult.to_dict`."""
     known = dict.fromkeys(row["optimizer"] for row in result["rows"])
-    names = [name for name in known if not name.startswith("reuse only")]  # variants of one colour would look alike
+    # Three more variants of Turbo would be shades of one colour; the numbers are in the table.
+    names = [name for name in known if not name.startswith("reuse only")]
     stability = result["stability"]
     interval = int(stability[0]["interval"]) if stability else 5
 

@@ -5,6 +5,7 @@ Accuracies come in as fractions and are shown in percent. Bands and whiskers are
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
@@ -52,7 +53,7 @@ class Timeline:
     loss: Sequence[float]
     evaluations_per_step: Sequence[float]
     shares: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """Share of the epoch's steps by ``"sharpness.refreshed"`` and so on; absent where there is no such branch."""
+    """Fraction of the epoch's steps by ``"sharpness.refreshed"`` and so on; absent where there is no such branch."""
     cache_age: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """Steps since each branch was computed exactly, at the end of each epoch."""
     surrogate_error: Sequence[float] = ()
@@ -76,9 +77,11 @@ def accuracy_curves(groups: Sequence[RunGroup]) -> FigureData:
     curves = []
     for group in groups:
         num_stages = max((len(stages) for stages in group.stage_accuracy), default=0)
+        # Unfinished seeds have fewer stages.
         by_stage = [[s[stage] for s in group.stage_accuracy if len(s) > stage] for stage in range(num_stages)]
         curve = _with_band(group.name, [stage + 1.0 for stage in range(num_stages)], by_stage, 100.0)
         low, high = (
+            # Mean plus deviation may exceed what an accuracy can be.
             [min(max(edge, 0.0), 100.0) for edge in edges] if edges and has_bands else None
             for edges in (curve.low, curve.high)
         )
@@ -111,7 +114,7 @@ def speed_front(groups: Sequence[RunGroup], cost: Cost = "images_per_second") ->
     title, label = COSTS[cost]
     is_speed = cost == "images_per_second"
     points = [(_mean(getattr(group, cost)), 100 * _mean(group.average)) for group in groups]
-    front = pareto_front([(x if is_speed else -x, y) for x, y in points])
+    front = pareto_front([(x if is_speed else -x, y) for x, y in points])  # a count is better if it is lower
     marks = [
         Curve(group.name, [x], [y], style="points", labels=[group.name])
         for group, (x, y) in zip(groups, points, strict=True)
@@ -137,7 +140,7 @@ def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
     return [
         index
         for index, (x, y) in enumerate(points)
-        if x == x and y == y and not any(a >= x and b >= y and (a > x or b > y) for a, b in points)
+        if not (math.isnan(x) or math.isnan(y)) and not any(a >= x and b >= y and (a > x or b > y) for a, b in points)
     ]
 
 
@@ -260,7 +263,7 @@ def _over_steps(values: Iterable[tuple[Timeline, Sequence[float]]], limit: int) 
 
 def spans_decades(values: Sequence[float]) -> bool:
     """Whether an axis over these numbers should be logarithmic."""
-    return min(values) > 0 and max(values) / min(values) >= 50
+    return min(values) > 0 and max(values) / min(values) >= 50  # a zero has no logarithm
 
 
 def _mean(values: Sequence[float]) -> float:

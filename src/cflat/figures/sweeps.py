@@ -91,7 +91,7 @@ def _maps(title: str, keys: Sequence[str], cases: Sequence[SweepCase]) -> Figure
     columns, rows = (sorted({case.settings[key] for case in cases}) for key in keys)
     x, y = ([f"{value:g}" for value in side] for side in (columns, rows))
     shows_values = max(len(columns), len(rows)) <= MAX_CELLS
-    names = list(dict.fromkeys(case.name(keys) for case in cases))
+    names = list(dict.fromkeys(case.name(keys) for case in cases))  # the best first
     panels = []
     for name in sorted(names[:MAX_PANELS]):
         own = {tuple(case.settings[key] for key in keys): case.percent for case in cases if case.name(keys) == name}
@@ -152,7 +152,7 @@ def rate_figure(
     """Return validation accuracy over learning rates: a curve for each optimizer, and its plateau as a level line.
 
     Plateaus are, by optimizer, the lowest and highest good rate and the accuracy that makes a rate good, as a fraction;
-    ``name`` says what they are.
+    ``name`` is their entry in the legend.
     """
     levels = [
         Curve(name, [low, high], [100 * level] * 2, style="dashed", group=group)
@@ -165,24 +165,20 @@ def rate_figure(
 
 def _search_panel(key: str, trials: Sequence[TrialPoint]) -> Panel:
     marks = []
+    # Trials that ended early stand on this line, below all others.
     floor = 100 * min((trial.accuracy for trial in trials if trial.is_complete), default=0.0) - 1
     for name in dict.fromkeys(trial.name for trial in trials):
         own = [trial for trial in trials if trial.name == name and trial.is_complete]
-        marks.append(_trial_points(name, key, own))
+        x = [float(trial.settings[key]) for trial in own]
+        marks.append(Curve(name, x, [100 * trial.accuracy for trial in own], style="points"))
         for best in (trial for trial in own if trial.is_best):
             place, top = float(best.settings[key]), 100 * best.accuracy
             marks.append(Curve("chosen", [place, place], [floor, top], style="dashed", group=name))
     ended = [trial for trial in trials if not trial.is_complete]
     if ended:  # at their own accuracy, over fewer and easier tasks, they would stand above the chosen one
-        marks.append(
-            Curve(ENDED, [float(trial.settings[key]) for trial in ended], [floor] * len(ended), style="points")
-        )
+        x = [float(trial.settings[key]) for trial in ended]
+        marks.append(Curve(ENDED, x, [floor] * len(ended), style="points"))
     values = [float(trial.settings[key]) for trial in trials]
-    is_log = min(values) > 0 and max(values) / min(values) > 5
+    is_log = min(values) > 0 and max(values) / min(values) > 5  # two draws may lie close together
     label = LABELS.get(key, key)
     return Panel(label.capitalize(), label, VALIDATION, marks, x_scale="log" if is_log else "linear")
-
-
-def _trial_points(name: str, key: str, trials: Sequence[TrialPoint]) -> Curve:
-    x = [float(trial.settings[key]) for trial in trials]
-    return Curve(name, x, [100 * trial.accuracy for trial in trials], style="points")

@@ -1,4 +1,4 @@
-"""What a reproduction says: sentences and tables that set our numbers beside the paper's, and the files of both."""
+"""A reproduction in words, tables and files: our numbers beside the paper's."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def write_reproduction(
     drawn = picture(found)
     if drawn is not None:
         files["picture"] = save(drawn, folder / "picture.png")
-    if found.exhibit.rows:
+    if found.exhibit.rows:  # an exhibit of figures alone has no table
         endings = {"json": "json", "markdown": "md", "csv": "csv", "latex": "tex"}
         files |= {kind: folder / f"table.{ending}" for kind, ending in endings.items()}
         write_json(files["json"], found.to_dict())
@@ -64,6 +64,7 @@ def tables(found: Reproduction) -> list[Table]:
     for index, column in enumerate(found.exhibit.columns):
         if column.name not in found.missing:
             cells = [cells[index] for cells in found.entries]
+            # Lines of one column may be judged by different scores: a method's headline is its own.
             scores = [next((entry.score for entry in cell if entry.score), "") for cell in cells]
             own, first = names, titles
             if any(scores):
@@ -111,8 +112,8 @@ def markdown(found: Reproduction) -> str:
 
 
 def verdicts(found: Reproduction) -> list[str]:
-    """Say for each kind of line what it gained over the first of its group, in the paper and here."""
-    if found.exhibit.draw.x is not None or found.scale == "smoke":  # no reference, or numbers that mean nothing
+    """Return for each kind of line what it gained over the first of its group, in the paper and here."""
+    if found.exhibit.draw.x is not None or found.scale == "smoke":  # no reference, or numbers without a meaning
         return []
     sentences = []
     every = list(contrasts(found))
@@ -127,7 +128,7 @@ def verdicts(found: Reproduction) -> list[str]:
 
 
 def remarks(found: Reproduction) -> list[str]:
-    """Return what a reader must know: scale, seeds, open points, and what is left out."""
+    """Return sentences on scale, seeds, open points of the paper, and what is left out."""
     seeds = f", {found.repeats}" if found.num_seeds else ""
     is_run = bool(found.num_seeds or found.exhibit.figures)
     texts = [f"Scale {found.scale}{seeds}. {found.meaning}".strip()] if is_run else []

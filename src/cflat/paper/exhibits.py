@@ -36,7 +36,7 @@ class Published(Spread):
 
     std: float = math.nan
     n: int = 0
-    """Not known."""
+    """The paper does not state it."""
 
 
 def _parse_number(value: Any) -> Published | None:
@@ -157,6 +157,7 @@ class Exhibit:
 def list_exhibits() -> list[Exhibit]:
     """Return the paper's tables and figures, tables first."""
     names = [Path(entry.name).stem for entry in _FOLDER.iterdir() if entry.name.endswith(".yaml")]
+    # By number: table10 comes after table9.
     order = sorted(names, key=lambda name: (not name.startswith("table"), int(re.sub(r"\D", "", name))))
     return [load_exhibit(name) for name in order]
 
@@ -177,13 +178,14 @@ def load_exhibit(name: str) -> Exhibit:
 
 def _parse(name: str, values: Mapping[str, Any]) -> Exhibit:
     exhibit: Exhibit = parse_section(Exhibit, {**values, "name": name}, name)
+    # What fields say about each other, which their types cannot.
     if not exhibit.figures and not (exhibit.rows and exhibit.columns):
         raise ConfigError(f"{name} must have rows and columns, or figures.")
     for column in exhibit.columns:
         if column.titles and len(column.titles) != len(column.metrics):
             raise ConfigError(f"{name}: the column {column.name!r} needs one title for each of its metrics.")
         for metric in column.metrics:
-            metric_title(metric)
+            metric_title(metric)  # rejects a name that is not known
     if len({column.name for column in exhibit.columns}) < len(exhibit.columns):
         raise ConfigError(f"{name}: every column must have a name of its own.")
     if not exhibit.seeds or len(set(exhibit.seeds)) < len(exhibit.seeds):
@@ -211,7 +213,7 @@ def _check_drawing(exhibit: Exhibit) -> None:
 
 
 def _words(settings: Mapping[str, Any], *names: str) -> list[str]:
-    """Return the names by which a line or column can be asked for."""
+    """Return the names by which a line or column can be selected."""
     chosen = [settings.get(key) for key in ("method", "optimizer", "data", "backbone")]
     words = [*names, *(value.get("name", "") if isinstance(value, dict) else value for value in chosen if value)]
     return [str(word).lower() for word in words if word]

@@ -55,6 +55,7 @@ def contrasts(found: Reproduction) -> Iterator[Contrast]:
         firsts: dict[str, tuple[Line, dict[str, Entry]]] = {}
         for line, cells in zip(found.exhibit.rows, found.entries, strict=True):
             own = {entry.metric: entry for entry in cells[index]}
+            # The first line of a group is the optimizer that the others are added to.
             reference, first = firsts.setdefault(line.group, (line, own))
             if reference is line or ACCURACY not in own:
                 continue
@@ -62,7 +63,7 @@ def contrasts(found: Reproduction) -> Iterator[Contrast]:
             both = ours.measured is not None and theirs.measured is not None
             change = paired_difference(ours.by_seed, theirs.by_seed) if both else None
             measured = None if change is None else change.mean
-            deviation = 0.0 if change is None or math.isnan(change.std) else change.std
+            deviation = 0.0 if change is None or math.isnan(change.std) else change.std  # one seed has none
             published = ours.published.mean - theirs.published.mean if ours.published and theirs.published else None
             speeds = [cell[SPEED] for cell in (own, first) if SPEED in cell]
             ratios = _ratio([entry.measured for entry in speeds]), _ratio([entry.published for entry in speeds])
@@ -77,6 +78,7 @@ def _ratio(speeds: Sequence[Spread | None]) -> float | None:
 
 def _gains(found: Reproduction) -> list[Panel]:
     every = [contrast for contrast in contrasts(found) if contrast.measured is not None]
+    # With one group the columns are compared; with several, each method over all of its columns.
     by_group = len({contrast.group for contrast in every}) > 1
     kinds: dict[str, dict[str, list[Contrast]]] = {}
     for contrast in every:

@@ -78,6 +78,7 @@ def measure(summary: RunSummary, name: str) -> float:
     if score and score not in summary.accuracy:
         return math.nan
     summary = summary.judged_by(score or None)
+    # A stream that was cut short (max_tasks) has fewer stages than the paper's table.
     stage, curve = _stage(name), summary.headline.stage_accuracy
     if stage:
         value = float(curve[stage - 1]) if stage <= len(curve) else math.nan

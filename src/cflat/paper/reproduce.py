@@ -1,6 +1,6 @@
 """`reproduce`: run what a table or figure of the paper needs, at a scale of one's choice, and set it beside the paper.
 
-Runs lie in folders named by their configuration, so that tables share them and nothing is trained twice.
+Run directories are named by their configuration: tables share them, and nothing is trained twice.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ SCALES: dict[str, Layer] = {
     "cpu": {"preset": "paper", "backbone": {"name": "vit_tiny", "image_size": 64}},
     "smoke": {"preset": "smoke", "stream": {"max_tasks": 2}},
 }
-"""What a scale sets in all runs; what the exhibit and the user say is laid over it."""
+"""What a scale sets in all runs; the settings of exhibit and user are laid over it."""
 MEANINGS = {
     "paper": "",
     "cpu": "Compare signs and ratios with the paper, not values.",
     "smoke": "Tiny random networks on digits: this shows that everything runs, and nothing else.",
 }
 """What the numbers of a scale are good for."""
-UNTOLD = ("preset", "seed", "data.root", "backbone.weights", "runtime.", "stream.order_seed")
+UNLISTED = ("preset", "seed", "data.root", "backbone.weights", "runtime.", "stream.order_seed")
 """Keys that do not make another experiment of a run."""
 SECOND = ("avg", "last")
 """What is also shown of scores that were not published."""
@@ -79,6 +79,7 @@ class Plan:
     @property
     def all_jobs(self) -> list[Job]:
         """Every job once."""
+        # Lines share runs, such as their reference.
         listed = (job for line in self.jobs for column in line for job in column if not self.exhibit.needs_no_run)
         return list({job.out: job for job in listed}.values())
 
@@ -147,7 +148,7 @@ class Request:
     weights: str | None = None
     """Weights of the pretrained backbone; exhibits that train from scratch do not take them."""
     chosen: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of all runs, above everything that the exhibit says."""
+    """Settings of all runs, above those of the exhibit."""
     seeds: tuple[int, ...] = ()
     """Instead of the exhibit's own; of those, small scales take the first."""
     score: str | None = None
@@ -162,11 +163,15 @@ class Request:
 def plan_exhibit(exhibit: Exhibit, request: Request, out: Path, *, needs_data: bool = True) -> Plan:
     """Plan the runs of a table below ``out``, where those that are there are reused.
 
-    Every configuration is checked before any run begins; a `DataError` says that no dataset of the table is there.
-    Without ``needs_data`` the runs on missing data are planned as well, to be looked at.
+    Every configuration is checked before any run begins. Without ``needs_data`` the runs on missing data are planned as
+    well, to be listed.
+
+    Raises:
+        DataError: If no dataset of the table is there.
     """
     request = replace(request, scale="paper") if exhibit.needs_no_run else request
     exhibit = exhibit.at(request.scale)
+    # By default small scales take one of the seeds: they show directions, not spreads.
     seeds = request.seeds or (exhibit.seeds if request.scale == "paper" else exhibit.seeds[:1])
     absences: dict[tuple[int, int], str] = {}
     planned = []
@@ -203,6 +208,7 @@ def reproduce(plan: Plan, executor: Executor | None = None) -> Reproduction:
 
     def entry(metric: str, title: str, published: Published | None, own: Sequence[Job]) -> Entry:
         values = [value(job, metric) for job in own]
+        # A method without a score, or a stream without so many tasks, has no number there.
         known = [number for number in values if not math.isnan(number)]
         score = plan.score_of(own[0].config.method.name) if own and is_accuracy(metric) else ""
         score = metric.partition(SCORED)[2] or score
@@ -210,11 +216,8 @@ def reproduce(plan: Plan, executor: Executor | None = None) -> Reproduction:
 
     def cell(line: Line, index: int, own: Sequence[Job]) -> tuple[Entry, ...]:
         column = plan.exhibit.columns[index]
-        made = [entry(m, column.title(i), line.number(index, i), own) for i, m in enumerate(column.metrics)]
-        if SPEED in column.metrics and COUNTED not in column.metrics:  # seconds depend on the machine, counts do not
-            made.append(entry(COUNTED, metric_title(COUNTED), None, own))
-        made += [entry(metric, metric_title(metric), None, own) for metric in _further(plan, index)]
-        return tuple(made)
+        printed = [entry(m, column.title(i), line.number(index, i), own) for i, m in enumerate(column.metrics)]
+        return (*printed, *(entry(metric, metric_title(metric), None, own) for metric in _further(plan, index)))
 
     entries = tuple(
         tuple(cell(line, index, own) for index, own in enumerate(cells))
@@ -225,15 +228,17 @@ def reproduce(plan: Plan, executor: Executor | None = None) -> Reproduction:
 
 
 def _further(plan: Plan, column: int) -> list[str]:
-    """Return what a column also shows: Avg and Last of the scores that were not published, where lines have some."""
-    shown = [metric for metric in SECOND if metric in plan.exhibit.columns[column].metrics]
+    """Return what a column also shows: evaluations beside speed, and Avg and Last of scores that were not published."""
+    printed = plan.exhibit.columns[column].metrics
+    counted = [COUNTED] if SPEED in printed and COUNTED not in printed else []  # a count depends on no machine
+    shown = [metric for metric in SECOND if metric in printed]
     methods = dict.fromkeys(job.config.method.name for cells in plan.jobs for job in cells[column])
     others = [score for method in methods for score in get_method_spec(method).scores if score != plan.score_of(method)]
-    return [f"{metric}{SCORED}{score}" for score in dict.fromkeys(others) for metric in shown]
+    return [*counted, *(f"{metric}{SCORED}{score}" for score in dict.fromkeys(others) for metric in shown)]
 
 
 def watched_config(exhibit: Exhibit, request: Request) -> RunConfig:
-    """Return the run whose gradients the exhibit's figures show: with C-Flat, unless it says otherwise."""
+    """Return the run whose gradients the exhibit's figures show: with C-Flat, unless it names an optimizer."""
     own = {} if "optimizer" in exhibit.settings else {"optimizer": "c_flat"}
     return _config(exhibit, request, own, (request.seeds or exhibit.seeds)[0])
 
@@ -241,17 +246,18 @@ def watched_config(exhibit: Exhibit, request: Request) -> RunConfig:
 def _config(exhibit: Exhibit, request: Request, settings: Layer, seed: int) -> RunConfig:
     scale = request.scale
     own = merge(exhibit.settings, exhibit.scales.get(scale, {}), settings)
+    # Below the exhibit's own: some train from scratch, whatever weights the user has.
     weights: Layer = {} if request.weights is None else {"backbone": {"weights": request.weights}}
     if scale == "smoke":
-        own, weights = _tiny(own), {}
+        own, weights = _tiny(own), {}  # tiny networks have no pretrained weights
     repeat: Layer = {"seed": seed}
-    if exhibit.repeat == "order":
+    if exhibit.repeat == "order":  # as in PILOT, whose seed shuffles the classes
         repeat["stream"] = {"order_seed": seed}
     return resolve_config(merge(SCALES[scale], weights, own, repeat, request.chosen))
 
 
 def _meaning(exhibit: Exhibit, request: Request, seed: int) -> str:
-    """Say in one sentence which settings differ from the paper's, and what the numbers are good for."""
+    """Return a sentence on which settings differ from the paper's, and what the numbers are good for."""
     if request.scale == "smoke" or not exhibit.rows:
         return MEANINGS[request.scale]
     paper = replace(request, scale="paper", chosen={})
@@ -260,15 +266,15 @@ def _meaning(exhibit: Exhibit, request: Request, seed: int) -> str:
         settings = line.settings_in(column)
         here, there = (flatten(_config(exhibit, one, settings, seed).to_dict()) for one in (request, paper))
         for key in here.keys() | there.keys():
-            if here.get(key) != there.get(key) and not key.startswith(UNTOLD):
+            if here.get(key) != there.get(key) and not key.startswith(UNLISTED):
                 changed.setdefault(key, {})[str(here.get(key)), str(there.get(key))] = None
     if not changed:
         return "The paper's settings."
-    texts = [f"{key} {_told(changed[key], 0)} (the paper: {_told(changed[key], 1)})" for key in sorted(changed)]
+    texts = [f"{key} {_listed(changed[key], 0)} (the paper: {_listed(changed[key], 1)})" for key in sorted(changed)]
     return f"What differs from the paper's runs: {', '.join(texts)}. {MEANINGS[request.scale]}".strip()
 
 
-def _told(pairs: Mapping[tuple[str, str], None], place: int) -> str:
+def _listed(pairs: Mapping[tuple[str, str], None], place: int) -> str:
     return " or ".join(dict.fromkeys(pair[place] for pair in pairs))
 
 
@@ -281,7 +287,7 @@ def _check_score(plan: Plan) -> None:
 
 
 def _tiny(settings: Layer) -> Layer:
-    """Return settings on embedded digits, turned ones for domains; whatever the table is about, it runs anywhere."""
+    """Return settings on embedded digits, rotated ones for domains: any table can be tried without data."""
     data, stream = (require_mapping(settings.get(key, {}), key) for key in ("data", "stream"))
     has_domains = stream.get("scenario") == "domain" or bool(dataset_spec(str(data.get("name", "digits"))).domains)
     kept = {key: value for key, value in settings.items() if key in SMOKE_KEEPS}
@@ -299,6 +305,6 @@ def _missing(exhibit: Exhibit, absences: Mapping[tuple[int, int], str]) -> dict[
 
 
 def _folder(config: RunConfig) -> str:
-    """Return a name that people can read and that no other configuration has."""
+    """Return a readable name that no other configuration has."""
     data = config.data.name.partition(":")[0]
     return f"{config.method.name}-{data}-{config.optimizer.name}-seed{config.seed}-{config.fingerprint()[:10]}"

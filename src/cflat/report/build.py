@@ -1,4 +1,4 @@
-"""Build the page: one HTML file with everything in it, that asks the network for nothing."""
+"""Build the page: one HTML file with everything in it, which loads nothing from the network."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cflat.figures.palette import DARK
 from cflat.report.page import ReportData
 
 USUAL_COLUMNS, MAX_COLUMNS = 3, 5
-"""Panels in a row, of a figure that does not say how many, and of one that wants many."""
+"""Panels in a row: by default, and at most."""
 
 
 def build_page(report: ReportData, version: str) -> str:
@@ -26,6 +26,7 @@ def build_page(report: ReportData, version: str) -> str:
 
     def embed(figure: FigureData) -> Markup:
         """Return the data of a chart with a layout for wide and one for narrow screens."""
+        # The data is the same in both layouts, so it is embedded once.
         wide = plot(figure, report.colors, num_columns=min(figure.num_columns or USUAL_COLUMNS, MAX_COLUMNS))
         narrow = plot(figure, report.colors, num_columns=1)
         return embed_json({"data": wide["data"], "wide": wide["layout"], "narrow": narrow["layout"]})
@@ -52,7 +53,7 @@ def embed_json(values: Any) -> Markup:
     Markup('{"name":"\\u003c/script\\u003e"}')
     """
     text = json.dumps(values, separators=(",", ":"), allow_nan=False)  # ASCII: U+2028 and its like are escaped
-    for character in "<>&":
+    for character in "<>&":  # "</script>" or "<!--" in a name would end the element
         text = text.replace(character, f"\\u{ord(character):04x}")
     return Markup(text)
 

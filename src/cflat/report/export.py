@@ -13,14 +13,17 @@ from cflat.report.records import require_records
 from cflat.report.tables import accuracy_table, cost_table, runs_table
 
 _NUMBER = re.compile(r"(?P<value>[+-]?\d[\d.]*)(?: ± (?P<std>[\d.]+))?(?: \(p (?P<p>[\d.e+-]+)\))?")
-"""What a cell can hold besides text: a number, its deviation, and the p-value of a difference."""
+"""What a cell can hold besides text: a number, its deviation, and the p-value of a difference.
+
+Read from the text of the cell, so that LaTeX, CSV and the page cannot show different digits.
+"""
 _ESCAPES = str.maketrans(
     {
         "\\": r"\textbackslash{}",
         "~": r"\textasciitilde{}",
         "^": r"\textasciicircum{}",
         "±": r"$\pm$",
-        "\u00a0": "~",
+        "\u00a0": "~",  # a space that does not break
         **{character: f"\\{character}" for character in "&%$#_{}"},
     }
 )
@@ -67,7 +70,7 @@ def table_csv(table: Table) -> str:
     """
     columns: list[list[str]] = []
     for index, title in enumerate(table.columns):
-        cells = [row[index].text for row in table.rows]
+        cells = [row[index].text for row in table.rows]  # the digits that the page shows
         found = [None if index < table.num_text else _NUMBER.fullmatch(cell) for cell in cells]
         columns.append([title, *(match["value"] if match else cell for match, cell in zip(found, cells, strict=True))])
         columns += [

@@ -82,6 +82,7 @@ class Group(SeedRuns):
     @property
     def circumstances(self) -> str:
         """Everything that can change a result but optimizer and seed; groups that share it can be compared."""
+        # Each optimizer has its own tuned values; they compare if one search with one budget has chosen them.
         first = self.records[0]
         same = {
             key: value
@@ -121,6 +122,7 @@ class Group(SeedRuns):
     def timeline(self) -> Timeline | None:
         """Return the mean history of the runs that took the same steps as the first."""
         lines = [record.timeline for record in self.finished or self.records if record.timeline is not None]
+        # Seeds may differ in their steps, where memory or batches depend on them; their epochs do not line up then.
         alike = [line for line in lines if list(line.steps) == list(lines[0].steps)]
         if not alike:
             return None
@@ -158,20 +160,30 @@ def group_records(records: Sequence[RunRecord]) -> list[Group]:
     for own, runs in zip(settings, ordered, strict=True):
         subject = _subject(runs[0].config)
         variant = _variant(runs[0].config, own, settings)
+        # Only the first few differing keys are named, so two groups may get one name.
         taken[subject + variant] += 1
         if taken[subject + variant] > 1:
             variant = f"{variant} #{taken[subject + variant]}"
         name = variant if len(subjects) == 1 else f"{variant}, {subject}"
-        by_seed = sorted(runs, key=lambda record: record.config.seed)
+        by_seed = sorted(runs, key=lambda record: record.config.seed)  # folders are found in any order
         summaries = tuple(record.summary for record in by_seed if record.summary is not None)
         groups.append(Group(summaries, subject, variant, name, tuple(by_seed), own))
     return groups
 
 
+def families(groups: Iterable[Group]) -> list[list[Group]]:
+    """Return the finished groups in families that differ in the optimizer alone; the first of each is its reference.
+
+    Groups are ordered with the plain optimizer first, so that is the reference wherever it was run.
+    """
+    finished = (group for group in groups if group.finished)
+    return list(grouped(finished, lambda group: group.circumstances).values())
+
+
 def differing_keys(settings: Sequence[dict[str, Any]]) -> list[str]:
     """Return the keys that do not have one value everywhere, in order of appearance."""
     keys = dict.fromkeys(key for values in settings for key in values)
-    absent = object()
+    absent = object()  # a key that is missing differs from one that is null
     return [key for key in keys if any(own.get(key, absent) != settings[0].get(key, absent) for own in settings)]
 
 
@@ -182,7 +194,7 @@ def title_of(optimizer: str, base: str = "sgd") -> str:
     ('C-Flat Turbo, reading=calibrated', 'AdamW')
     """
     name, *settings = optimizer.split(":")
-    with suppress(UnknownName):  # of a plug-in that is not here
+    with suppress(UnknownName):  # of a plug-in that is not installed here
         name = base_class(base).__name__ if name == "none" else get_optimizer_spec(name).title
     return ", ".join([name, *settings])
 
@@ -198,8 +210,8 @@ def flat_settings(config: RunConfig) -> dict[str, Any]:
 
 
 def _is_apart(key: str) -> bool:
-    """Whether a key says where and how a run was made, but not what comes out; a preset is a name for other keys."""
-    return key == "preset" or key in neutral_keys()
+    """Whether a key is about where and how a run is made, but not about its result."""
+    return key == "preset" or key in neutral_keys()  # a preset is a name for other keys
 
 
 def _subject(config: RunConfig) -> str:
@@ -207,18 +219,14 @@ def _subject(config: RunConfig) -> str:
 
 
 def _variant(config: RunConfig, own: dict[str, Any], settings: Sequence[dict[str, Any]]) -> str:
-    """Name the optimizer and what sets a group apart.
-
-    That is: its optimizer's settings, if others of this optimizer have different ones, and all other keys in which the
-    groups of one method and dataset differ.
-    """
+    """Name the optimizer, its settings where rivals have others, and all other keys in which the groups differ."""
     kin = [other for other in settings if all(other[key] == own[key] for key in ("method.name", "data.name"))]
     rivals = [other for other in kin if other["optimizer.name"] == own["optimizer.name"]]
     keys = [key for key in differing_keys(rivals) if key.startswith("optimizer.")]
     keys += [key for key in differing_keys(kin) if not (_is_apart(key) or key.startswith("optimizer."))]
     if own["optimizer.name"] == "none" and "base.name" in keys:  # its title already
         keys.remove("base.name")
-    if len(rivals) > 1 and not keys:  # what sets them apart changes no result, but they have to be told apart
+    if len(rivals) > 1 and not keys:  # they differ in keys that change no result, and still need different names
         keys = differing_keys(rivals)
     shown = [f"{key.removeprefix('optimizer.')}={plain_text(own.get(key))}" for key in keys[:MAX_NAMED_KEYS]]
     return ", ".join([title_of(config.optimizer.name, config.base.name), *shown])
@@ -227,4 +235,5 @@ def _variant(config: RunConfig, own: dict[str, Any], settings: Sequence[dict[str
 def _mean(rows: list[Sequence[float]]) -> list[float]:
     """Return the mean of each column over the rows that have a number there; NaN where none has."""
     stack = np.array(rows, dtype=float)
+    # Not nanmean: it warns about columns without a number, and warnings are errors here.
     return np.ma.array(stack, mask=np.isnan(stack)).mean(axis=0).filled(np.nan).tolist()  # type: ignore[no-any-return]

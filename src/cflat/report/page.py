@@ -1,4 +1,4 @@
-"""What a report shows, as plain texts, tables and figures; `cflat.report.build` turns it into a page."""
+"""The content of a report as plain texts, tables and figures; `cflat.report.build` turns it into a page."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class ReportData:
 
     title: str
     headlines: tuple[str, ...]
-    """Sentences that say what was gained and what it cost."""
+    """Sentences on what was gained and what it cost."""
     sections: tuple[Section, ...]
     facts: tuple[tuple[str, str], ...] = ()
     """Numbers with their names, at the top of the page."""

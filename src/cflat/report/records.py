@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,9 +28,7 @@ from cflat.report.build import embed_json
 from cflat.report.page import Problem
 from cflat.runs.folder import RunFolder, RunSummary, find_runs
 from cflat.train import EpochRecord, TaskRecord
-from cflat.train.observer import read_records as parse_records
-
-T = TypeVar("T")
+from cflat.train.observer import read_records
 
 MALFORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError, RecursionError)
 
@@ -61,7 +59,7 @@ class RunRecord:
 
     @property
     def scores(self) -> tuple[str, ...]:
-        """All scores that it has, as far as it says so."""
+        """All scores that it has; of an unfinished run, the one that is shown."""
         return (self.score,) if self.summary is None else tuple(self.summary.accuracy)
 
     @property
@@ -70,31 +68,28 @@ class RunRecord:
         return self.summary is not None
 
 
-def read_records(roots: Iterable[Path], score: str | None = None) -> tuple[list[RunRecord], list[Problem]]:
-    """Read all runs at or below some folders; each thing that cannot be read is a problem, and the rest goes on.
+def require_records(
+    roots: Iterable[str | Path], purpose: str, score: str | None = None
+) -> tuple[list[RunRecord], list[Problem]]:
+    """Read all runs at or below some folders; what cannot be read is listed as a problem, and the rest is returned.
 
     Runs are judged by ``score`` if their method has it, else by its headline.
+
+    Raises:
+        DataError: If there is no run that can be read.
     """
     problems: list[Problem] = []
     folders = {}
     for root in roots:
-        found: list[RunFolder] = _noted(str(root), problems, partial(list, find_runs(root))) or []
-        folders.update({folder.path.resolve(): folder for folder in found})
+        with _noting(str(root), problems):
+            # A run that is given twice is shown once.
+            folders.update({folder.path.resolve(): folder for folder in find_runs(Path(root))})
     base = os.path.commonpath([path.parent for path in folders]) if folders else ""
     records = []
     for path, folder in folders.items():
         name = os.path.relpath(path, base)
-        record = _noted(name, problems, partial(_read, folder, name, problems, score))
-        if record is not None:
-            records.append(record)
-    return records, problems
-
-
-def require_records(
-    roots: Iterable[str | Path], purpose: str, score: str | None = None
-) -> tuple[list[RunRecord], list[Problem]]:
-    """Read all runs as `read_records` does; raise a `DataError` if there is none that can be read."""
-    records, problems = read_records(map(Path, roots), score)
+        with _noting(name, problems):
+            records.append(_read(folder, name, problems, score))
     if not records:
         reasons = " ".join(dict.fromkeys(problem.message for problem in problems))
         raise DataError(f"There is no run to {purpose}. {reasons}".rstrip())
@@ -103,26 +98,32 @@ def require_records(
     return records, problems
 
 
-def _noted(where: str, problems: list[Problem], read: Callable[[], T]) -> T | None:
-    """Return what could be read, or go on without it."""
+@contextmanager
+def _noting(where: str, problems: list[Problem]) -> Iterator[None]:
+    """List what cannot be read as a problem; a report of a hundred runs must not fail because of one file."""
     try:
-        return read()
+        yield
     except (CFlatError, OSError) as error:
         problems.append(Problem(where, str(error)))
-        return None
 
 
 def _read(folder: RunFolder, name: str, problems: list[Problem], wanted: str | None) -> RunRecord:
     summary = folder.load_summary() if folder.is_finished else None
     if summary is not None and wanted in summary.accuracy:
-        summary = summary.judged_by(wanted)
+        summary = summary.judged_by(wanted)  # methods without this score keep their headline
     if summary is not None and summary.headline.num_stages == 0:
         raise DataError(f"{str(folder.summary_file)!r} holds no accuracy: no task was finished.")
     config = folder.load_config(is_past=True) if summary is None else summary.config
-    history = _noted(name, problems, partial(_history, folder, name, wanted))
-    score, stages, timeline = history or ("", (), None)
-    environment = _noted(name, problems, folder.load_environment) or {}
-    outline = _noted(name, problems, folder.load_outline) if folder.stream_file.exists() else None
+    history: tuple[str, tuple[float, ...], Timeline | None] = "", (), None
+    environment: dict[str, Any] = {}
+    outline = None
+    with _noting(name, problems):
+        history = _history(folder, name, wanted)
+    with _noting(name, problems):
+        environment = folder.load_environment()
+    with _noting(name, problems):
+        outline = folder.load_outline() if folder.stream_file.exists() else None
+    score, stages, timeline = history
     if summary is not None:
         score, stages = summary.score, tuple(float(value) for value in summary.headline.stage_accuracy)
     files = sorted((folder.path / "analysis").glob("*.json"))
@@ -138,6 +139,7 @@ def _tuned(folder: RunFolder, config: RunConfig) -> tuple[tuple[str, ...], str]:
     try:
         text = read_text(file)
         entries = json.loads(text)["optimizers"]
+        # With other values, it is the file of another search than that of this run.
         if any(all(own.get(key) == value for key, value in one["settings"].items()) for one in entries.values()):
             keys = [key for name, one in entries.items() for key in (*one["settings"], *parse_variant(name).settings)]
             return tuple(dict.fromkeys(keys)), hashlib.sha256(text.encode()).hexdigest()
@@ -151,7 +153,7 @@ def _history(folder: RunFolder, name: str, wanted: str | None) -> tuple[str, tup
     if not folder.metrics_file.is_file():
         return "", (), None
     try:
-        records = parse_records(folder.load_metrics())
+        records = read_records(folder.load_metrics())
     except DataError as error:
         raise DataError(f"{str(folder.metrics_file)!r} holds other records than those of a run: {error}.") from error
     answers = [record.scores or record.validation for record in records if isinstance(record, TaskRecord)]
@@ -170,11 +172,11 @@ def _timeline(name: str, epochs: list[EpochRecord]) -> Timeline:
     def grown(counters: Iterable[float]) -> npt.NDArray[np.float64]:
         counted = np.fromiter(counters, dtype=float)
         increments = np.diff(counted, prepend=0)
-        increments[starts] = counted[starts]
+        increments[starts] = counted[starts]  # counters start anew in each phase
         return increments
 
     taken = grown(one.steps for one in counted)
-    steps = np.maximum(taken, 1)
+    steps = np.maximum(taken, 1)  # an epoch may have taken no step
     shares = {
         f"{branch}.{outcome}": (grown(getattr(getattr(one, branch), outcome) for one in counted) / steps).tolist()
         for branch in BRANCHES
@@ -211,7 +213,7 @@ def _figure(file: Path, name: str, problems: list[Problem]) -> FigureData | None
 
 
 def _thinned(mark: Mark) -> Mark:
-    """Thin out a long curve; a band has no peaks of its own to keep, so it is dropped with the points."""
+    """Thin out a long curve; its band has no peaks of its own to keep, and is dropped."""
     if not isinstance(mark, Curve) or len(mark.x) <= MAX_POINTS:
         return mark
     x, y = downsampled(mark.x, mark.y)

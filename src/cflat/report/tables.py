@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from cflat.data import Outline
 from cflat.figures.runs import OUTCOMES
 from cflat.metrics import HEADLINES, METRICS, metric_title, spread
-from cflat.report.groups import Group, title_of
-from cflat.report.headlines import difference_to, reference_of
+from cflat.report.groups import Group, families, title_of
+from cflat.report.headlines import Pair
 from cflat.report.page import Cell, Table
 from cflat.report.records import RunRecord
 from cflat.runs.folder import RunSummary
@@ -18,24 +18,25 @@ from cflat.runs.folder import RunSummary
 def accuracy_table(groups: Sequence[Group]) -> Table:
     """Return mean and deviation of each group, the best of each subject set apart, and differences to the reference."""
     done = [group for group in groups if group.finished]
+    # Best and difference mean something only among groups that differ in the optimizer alone.
+    family_of = {group.name: family for family in families(done) for group in family}
     further = tuple(dict.fromkeys(name for group in done for name in group.further))
     titles = [metric_title(name) for name in (*HEADLINES, *further)]
     rows = []
     for group in done:
-        rivals = [other for other in done if other.circumstances == group.circumstances]
-        reference = reference_of(rivals)
+        rivals = family_of[group.name]
         shown = (*HEADLINES, *(name for name in further if name in group.further))
         found = {name: _accuracy(group, name, rivals) for name in shown}
         cells = [found.get(name, Cell("-")) for name in (*HEADLINES, *further)]
         change = Cell("-" if len(rivals) == 1 else "reference")
-        if reference is not None and reference is not group:
-            gain = difference_to(reference, group, "avg")
+        if group is not rivals[0]:
+            gain = Pair(group, rivals[0]).difference("avg")
             change = Cell("no common seed") if gain is None else Cell(gain.text(scale=100), 100 * gain.mean)
         seeds = len(group.finished)
         rows.append((Cell(group.name), Cell(group.score), Cell(str(seeds), seeds), *cells, change))
     definitions = "; ".join(f"{METRICS[name].title}: {METRICS[name].definition}" for name in HEADLINES)
     splits = {group.split for group in done}
-    images = "On test images." if splits == {"test"} else "On test or validation images, as data.evaluate says."
+    images = "On test images." if splits == {"test"} else "On test or validation images, depending on data.evaluate."
     if splits == {"validation"}:
         images = "On validation images; no test image was looked at."
     note = (
@@ -49,11 +50,11 @@ def accuracy_table(groups: Sequence[Group]) -> Table:
 
 
 def cost_table(groups: Sequence[Group]) -> Table:
-    """Return what each group took: speed, evaluations by kind, memory, arithmetic, time."""
+    """Return the cost of each finished group: speed, evaluations by kind, memory, arithmetic, time."""
+    references = {group.name: family[0] for family in families(groups) for group in family}
 
     def against_reference(group: Group) -> Cell:
-        reference = reference_of([other for other in groups if other.circumstances == group.circumstances]) or group
-        speed, usual = (of.spread("images_per_second").mean for of in (group, reference))
+        speed, usual = (of.spread("images_per_second").mean for of in (group, references[group.name]))
         ratio = speed / max(usual, 1e-12)
         return Cell(f"{ratio:.2f} x", ratio)
 
@@ -97,9 +98,10 @@ def runs_table(records: Sequence[RunRecord]) -> Table:
 
 
 def tasks_table(records: Sequence[RunRecord]) -> Table | None:
-    """Return what the tasks of the runs are about, one row for each; None if no run says so."""
+    """Return one row for each task with its classes; None if no run has recorded them."""
     outlines: dict[str, Outline] = {}
     for record in records:
+        # Seeds and optimizers share a stream, which is listed once.
         if record.outline is not None and record.outline not in outlines.values():
             outlines[f"{record.config.method.name} on {record.config.data.name}"] = record.outline
     rows = tuple(
@@ -137,7 +139,7 @@ def _run_row(record: RunRecord) -> tuple[Cell, ...]:
 def _accuracy(group: Group, name: str, rivals: Sequence[Group]) -> Cell:
     value = group.spread(name)
     means = [other.spread(name).mean for other in rivals]
-    best = max(means) if METRICS[name.partition("@")[0]].is_gain else min(means)
+    best = max(means) if METRICS[name.partition("@")[0]].is_gain else min(means)  # forgetting is better if it is lower
     return Cell(value.text(scale=100), 100 * value.mean, is_best=len(set(means)) > 1 and value.mean == best)
 
 
@@ -148,7 +150,7 @@ def _kinds(group: Group, branch: str) -> Cell:
 
 
 def surrogate_words(group: Group) -> str:
-    """Say what the error of a group's surrogates means; nothing if it has none."""
+    """Return what the error of a group's surrogates means; empty if it has none."""
     error = _surrogate(group).value
     if error is None:
         return ""
@@ -161,7 +163,7 @@ def surrogate_words(group: Group) -> str:
 
 
 def _surrogate(group: Group) -> Cell:
-    """Return the mean error of a group's surrogates; old summaries have none."""
+    """Return the mean error of a group's surrogates, and in brackets that across the gradient."""
     costs = [summary.cost for summary in group.summaries]
     errors = [cost.surrogate_error for cost in costs if cost.surrogate_error is not None]
     if not errors:

@@ -61,34 +61,37 @@ def write_report(
     """Write one self-contained page about all runs at or below some folders.
 
     Without a title, one is made of methods and datasets. ``score`` is what runs are judged by where their method has
-    it; None takes the headline of each. ``lead`` is shown before everything else, and ``sentences``
-    are said at the top instead of the page's own.
+    it; None takes the headline of each. ``lead`` is shown before everything else, and ``sentences`` replace the
+    page's own headlines.
 
     Raises:
         DataError: If there is no run that can be read, or the page cannot be written.
     """
     report = collect_report(roots, title, score)
-    sections = report.data.sections if lead is None else (lead, *report.data.sections)
-    said = tuple(sentences) or report.data.headlines
-    report = replace(report, data=replace(report.data, sections=sections, headlines=said))
-    write_page(report.data, Path(out))
-    return report
+    data = report.data
+    sections = data.sections if lead is None else (lead, *data.sections)
+    data = replace(data, sections=sections, headlines=tuple(sentences) or data.headlines)
+    write_page(data, Path(out))
+    return replace(report, data=data)
 
 
 def write_page(data: ReportData, out: Path) -> None:
-    """Write a page, or raise a `DataError` that says why it cannot be written."""
+    """Write a page; raises `DataError` if it cannot be written."""
     make_folder(out.parent)
-    # Names of folders need not be valid text.
+    # Folder names come from the file system and need not be valid text.
     write_atomic(out, build_page(data, cflat.__version__).encode("utf-8", errors="replace"))
 
 
 def collect_report(roots: Sequence[str | Path], title: str | None = None, score: str | None = None) -> Report:
-    """Read all runs, of which there must be one, and say what the page shows."""
+    """Read all runs and return the content of the page; raises `DataError` if there is no run."""
     records, problems = require_records(roots, "report", score)
     groups = group_records(records)
     subjects = _by_subject(groups)
-    said = [(subject, text) for subject, own in subjects.items() for text in headlines(own)]
-    sentences = [text if len(subjects) == 1 else f"{subject}: {text}" for subject, text in said]
+    sentences = [
+        text if len(subjects) == 1 else f"{subject}: {text}"
+        for subject, own in subjects.items()
+        for text in headlines(own)
+    ]
     if len(sentences) > MAX_HEADLINES:
         sentences[MAX_HEADLINES:] = [f"{len(sentences) - MAX_HEADLINES} more below."]
     sections = (
@@ -120,7 +123,7 @@ def _facts(groups: Sequence[Group]) -> tuple[tuple[str, str], ...]:
     facts = [("runs", f"{len(runs)}" + (f", {unfinished} unfinished" if unfinished else ""))]
     done = [group for group in groups if group.finished]
     if len({group.subject for group in groups}) == 1 and len(done) > 1:
-        best = max(done, key=lambda group: group.spread("avg").mean)
+        best = max(done, key=lambda group: group.spread("avg").mean)  # a fact about this page, not a recommendation
         fastest = max(done, key=lambda group: group.spread("images_per_second").mean)
         facts += [
             (f"highest Avg, score {best.score}", f"{100 * best.spread('avg').mean:.2f} %, {best.variant}"),
@@ -143,7 +146,7 @@ def _curves(groups: Sequence[Group]) -> Section | None:
 
 
 def _scores(groups: Sequence[Group]) -> str:
-    """Say which score the accuracies are of."""
+    """Return a sentence on the score that the accuracies are of."""
     found = {group.config.method.name: group.records[0].score for group in groups}
     if len(set(found.values())) == 1:
         return f"Score: {next(iter(found.values()))}."
@@ -174,8 +177,8 @@ def _cost(groups: Sequence[Group]) -> Section | None:
         "only between runs on a machine that was equally busy. Memory is the peak of the process: on a processor "
         "without GPU, runs that shared a process share their peak."
     )
-    said = " ".join([text, *(words for group in done if (words := surrogate_words(group)))])
-    return Section("cost", "Cost", said, tables=(cost_table(done),))
+    text = " ".join([text, *(words for group in done if (words := surrogate_words(group)))])
+    return Section("cost", "Cost", text, tables=(cost_table(done),))
 
 
 def _sweeps(groups: Sequence[Group]) -> Section | None:
@@ -185,6 +188,7 @@ def _sweeps(groups: Sequence[Group]) -> Section | None:
     kin = grouped(done, lambda group: (group.subject, group.config.optimizer.name))
     for (subject, optimizer), members in kin.items():
         keys = differing_keys([group.settings for group in members])
+        # A curve over one key means nothing if others change along with it.
         values: list[Any] = [group.settings.get(keys[0]) for group in members] if len(keys) == 1 else []
         if len(values) > 1 and all(map(is_number, values)):
             name = f"{title_of(optimizer, members[0].config.base.name)}, {subject}"
@@ -201,7 +205,7 @@ def _timelines(groups: Sequence[Group]) -> Section | None:
     if not lines:
         return None
     having = [group for group in groups if group.name in lines]
-    limit = max(60, min(1000, FIGURE_POINTS // len(having)))
+    limit = max(60, min(1000, FIGURE_POINTS // len(having)))  # the page stays small with a hundred curves
 
     def over(make: Callable[[Sequence[charts.Timeline], int], FigureData]) -> Callable[[Sequence[Group]], FigureData]:
         return lambda own: make([lines[group.name] for group in own], limit)
@@ -222,7 +226,7 @@ def _timelines(groups: Sequence[Group]) -> Section | None:
     # Those that reuse or skip something first: the others are flat lines.
     eventful = sorted(lines.items(), key=lambda item: not is_eventful(item[1]))
     triggered = tuple((name, charts.trigger_timeline(line, limit)) for name, line in eventful if line.shares)
-    text = "One point for each epoch, mean over seeds; long histories are thinned out so that peaks stay."
+    text = "One point for each epoch, mean over seeds; long histories are thinned out, peaks are kept."
     drawn += [Choices("Triggers", triggered)] if triggered else []
     return Section("timelines", "Over the run", text, charts=tuple(drawn))
 
@@ -269,6 +273,7 @@ def _environments(records: Sequence[RunRecord]) -> Section | None:
     shared = {key: value for key, value in known[0][1].items() if key not in differing}
     facts = tuple((key.removeprefix("packages."), plain_text(value)) for key, value in shared.items())
     rows = []
+    # One row for each environment, not for each run.
     for cells, alike in grouped(known, lambda entry: tuple(_setting(entry[1].get(key)) for key in differing)).items():
         more = f" and {len(alike) - 3} more" if len(alike) > 3 else ""
         rows.append((Cell(", ".join(record.name for record, _ in alike[:3]) + more), *cells))

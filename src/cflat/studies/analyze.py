@@ -1,8 +1,8 @@
 """`analyze`: the paper's figures for a run of one's own.
 
-The figures need the run with other optimizers, intervals and surrogate lengths beside it. Everything random is decided
-by the configuration, so these runs can be made at any time: each lies in a run directory of its own, is resumed when it
-was interrupted, and is not made twice. What is recorded lies beside the run as ``recording.json``.
+The figures need the run with other optimizers, intervals and surrogate norms beside it. Each of these variants has a
+run directory of its own, is resumed if it was interrupted, and is not trained twice. What is recorded is written there
+as ``recording.json``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from cflat.figures.figure import FigureData
 from cflat.figures.gradients import GradientHistory, correction_ratios, drift, evolution, normality, terms_over_tasks
 from cflat.figures.landscapes import connectivity_figure, plane_figure, slice_figure, spectrum_figure
 from cflat.figures.runs import SweepPoint, scheduler_comparison, sensitivity
-from cflat.figures.static import save
+from cflat.figures.static import FORMATS, save
 from cflat.report.groups import title_of
 from cflat.runs.folder import RunFolder, RunSummary
 from cflat.runs.jobs import Job, run_job
@@ -37,7 +37,6 @@ SCHEDULED = INTERVALS[1:]
 """Intervals at which a constant and a growing k are compared: growth matters little to short ones."""
 RECORDING = "recording.json"
 BETAS = (0.4, 0.8, 1.2)
-FORMATS = ("svg", "pdf", "png")
 ALONE: dict[str, Callable[[GradientHistory], FigureData]] = {
     "correction_ratios": correction_ratios,
     "gradient_drift": drift,
@@ -46,7 +45,7 @@ ALONE: dict[str, Callable[[GradientHistory], FigureData]] = {
 }
 """Figures that need the run itself and nothing beside it."""
 WATCHED = (*ALONE, "evolution")
-"""Figures that need no grid around the run and no landscapes, so that they can be asked for alone."""
+"""Figures that need no grid around the run and no landscapes: they can be made alone."""
 
 
 @dataclass(frozen=True)
@@ -54,12 +53,12 @@ class Variant:
     """The analysed run with another optimizer or setting."""
 
     name: str
-    """Also of its file."""
+    """Also that of its folder."""
     config: RunConfig
     is_recorded: bool
-    """Whether its gradients are watched, or only its accuracy and speed are wanted."""
+    """Whether its gradients are recorded, or only its accuracy and speed are used."""
     has_landscapes: bool = False
-    """Whether it is also looked around where its tasks end."""
+    """Whether the loss around the end of each task is recorded, too."""
 
 
 def analyze(
@@ -84,8 +83,8 @@ def analyze(
         seeds: Further seeds for sensitivity and schedules, which have a spread then.
         formats: Of `FORMATS`; the figures' data is always written as JSON.
         only: Some of `WATCHED`, to make only what they need; empty makes all figures.
-        tell: Told before each variant that has to be trained.
-        should_stop: Asked after every step; True raises `TrainingInterrupted`.
+        tell: Called before each variant that has to be trained.
+        should_stop: Called after every step; True raises `TrainingInterrupted`.
     """
     check_request(config, formats, only, seeds)
     variants, rho = plan_variants(config, seeds, only), radius_of(config)
@@ -94,18 +93,18 @@ def analyze(
     for index, variant in enumerate(variants):
         folder, observers = out / "runs" / variant.name, []
         if variant.is_recorded:
-            # Named so that what was recorded differently is told apart.
+            # The name has what else decides about a recording: another --every must not reuse this one.
             folder = out / "runs" / f"{variant.name}-every{every}{'-landscapes' if variant.has_landscapes else ''}"
             recording = Recording(rho, every, has_landscapes=variant.has_landscapes)
             if index == 0 and subject is not None and _is_recorded(subject, recording):
-                folder = subject
+                folder = subject  # the analysed run was recorded while it was trained
             recording.file = folder / RECORDING
             observers.append(recording)
         job = Job(variant.config, folder)
         if not job.is_finished:
             tell(variant, index, len(variants))
             run_job(job, observers, should_stop=should_stop)
-        summaries[variant.name] = RunFolder(folder).load_summary()
+        summaries[variant.name] = RunFolder(folder).load_summary()  # read back, whether trained now or before
         if variant.is_recorded:
             found = recorded[variant.name] = _read(folder)
             if "history" not in found:
@@ -114,7 +113,7 @@ def analyze(
                 )
             if not found["history"]["records"]:
                 raise ConfigError(
-                    f"{config.method.name} takes no step that could be watched: choose a method that is trained by "
+                    f"{config.method.name} takes no step that could be recorded: choose a method that is trained by "
                     f"gradients, or a smaller --every than {every}."
                 )
     histories = {
@@ -139,8 +138,9 @@ def analyze(
 def record_run(
     config: RunConfig, out: Path, *, every: int = 5, should_stop: Callable[[], bool] = lambda: False
 ) -> None:
-    """Train the run that is to be analysed, with its recording attached; one that began without goes on without."""
+    """Train the run that is to be analysed and record it; one that was begun without a recording has none."""
     recording = Recording(radius_of(config), every, file=out / RECORDING)
+    # A recording must cover the run from its first step, so it cannot be attached to one that was begun.
     is_watched = not RunFolder(out).config_file.is_file() or _is_recorded(out, recording)
     job = Job(config, out)
     if not job.is_finished:
@@ -150,7 +150,7 @@ def record_run(
 def check_request(
     config: RunConfig, formats: Sequence[str], only: Sequence[str] = (), seeds: Sequence[int] = ()
 ) -> None:
-    """Reject what cannot be done before anything is trained."""
+    """Reject a request that cannot be met before anything is trained."""
     check_watchable(config.runtime)
     for seed in seeds:
         if not 0 <= seed <= LARGEST:
@@ -167,10 +167,8 @@ def plan_variants(config: RunConfig, seeds: Sequence[int] = (), only: Sequence[s
 
     ``only`` has some of `WATCHED`, to plan only what they need; empty plans everything.
     """
-    own = config.optimizer.name
-    rho = radius_of(config)
+    own, rho = config.optimizer.name, radius_of(config)
     turbo = config.optimizer.keywords() if own == "c_flat_turbo" else {"rho": rho}
-    printed = _printed(config)
     settings = {"none": {}, "c_flat": {"rho": rho}, "c_flat_turbo": turbo, own: config.optimizer.keywords()}
     beside = () if only and set(only) <= ALONE.keys() else RECORDED
     variants = [
@@ -182,14 +180,16 @@ def plan_variants(config: RunConfig, seeds: Sequence[int] = (), only: Sequence[s
     changes: list[dict[str, Any]] = [{"k": k} for k in INTERVALS]
     changes += [{"k": k, "schedule": growing} for growing in (True, False) for k in SCHEDULED]
     changes += [{"beta": beta} for beta in BETAS]
+    printed = _printed(config).optimizer.keywords()
     grid = {}
     for change in changes:
         words = "-".join(f"{key}={value}" for key, value in change.items())
-        grid[f"c_flat_turbo-{words}"] = _with(config, "c_flat_turbo", **{**printed.optimizer.keywords(), **change})
+        grid[f"c_flat_turbo-{words}"] = _with(config, "c_flat_turbo", **{**printed, **change})
     again = {name: _with(config, name, **settings[name]) for name in RECORDED}
     for seed in dict.fromkeys((config.seed, *seeds)):
         for name, plain in (grid if seed == config.seed else {**grid, **again}).items():
             varied = replace(plain, seed=seed)
+            # The grid meets itself (k=5 is also the default) and may meet the run: each is trained once.
             if all(variant.config != varied for variant in variants):
                 variants.append(Variant(f"{name}-seed{seed}", varied, is_recorded=False))
     return variants
@@ -198,6 +198,7 @@ def plan_variants(config: RunConfig, seeds: Sequence[int] = (), only: Sequence[s
 def _printed(config: RunConfig) -> RunConfig:
     """Return the run with C-Flat Turbo, whose k and beta the paper's figures vary."""
     own = config.optimizer.keywords()
+    # GAM's rho_fd is a step of another algorithm.
     kept = {key: own[key] for key in ("lam", "rho_fd") if own.get(key) is not None and config.optimizer.name != "gam"}
     return _with(config, "c_flat_turbo", rho=radius_of(config), k=INTERVALS[1], beta=BETAS[1], **kept)
 
@@ -207,7 +208,7 @@ def _with(config: RunConfig, name: str, **settings: Any) -> RunConfig:
 
 
 def _is_recorded(folder: Path, recording: Recording) -> bool:
-    """Whether a run is watched from its first step, in this way."""
+    """Whether a run is recorded from its first step, in this way."""
     return (folder / RECORDING).is_file() and bool(_read(folder).get("watched") == recording.watched)
 
 
@@ -233,7 +234,7 @@ def _sweeps(variants: Sequence[Variant], summaries: Mapping[str, RunSummary]) ->
         return SweepPoint(name, float(at), [found.value("avg") for found in chosen], speeds)
 
     for key, values in (("k", INTERVALS), ("beta", BETAS)):
-        tried = dict.fromkeys((*values, reference[key]))
+        tried = dict.fromkeys((*values, reference[key]))  # the reference is a point of each curve
         points = [point("C-Flat Turbo", value, turbo, {**reference, key: value}) for value in tried]
         figures.append(sensitivity(f"optimizer.{key}", points))
     strategies = []
@@ -249,7 +250,7 @@ def _landscapes(found: Mapping[str, Mapping[str, Any]]) -> list[FigureData]:
     lines = {name: values["lines"][-1] for name, values in found.items() if values["lines"]}
     figures = [slice_figure({name: (entry["distances"], _numbers(entry["losses"])) for name, entry in lines.items()})]
     last = {name: values for name, values in found.items() if "plane" in values}
-    if last:  # methods that train in the first task alone never come to the last
+    if last:  # a method that trains in the first task alone has no survey of the last
         planes = {name: values["plane"] for name, values in last.items()}
         figures += [
             plane_figure({name: (p["xs"], p["ys"], list(map(_numbers, p["losses"]))) for name, p in planes.items()}),
@@ -267,4 +268,5 @@ def _landscapes(found: Mapping[str, Mapping[str, Any]]) -> list[FigureData]:
 
 
 def _numbers(values: Sequence[float | None]) -> list[float]:
+    # JSON has no NaN; a loss that was not finite comes back as null.
     return [math.nan if value is None else value for value in values]

@@ -41,7 +41,7 @@ def compare(
         tuned: Settings of each optimizer under dotted keys, as ``tune(...).settings``.
         score: What they are judged by; None takes the method's headline.
     """
-    measured = merge({"train": {"flatness": True}}, chosen)  # what these optimizers are about, unless it is off
+    measured = merge({"train": {"flatness": True}}, chosen)  # what these optimizers are about, unless switched off
     return run_sweep(replace(comparison_sweep(measured, optimizers, seeds), tuned=tuned or {}), out, executor, score)
 
 
@@ -94,7 +94,7 @@ def write_comparison(folder: Path, result: SweepResult, headlines: Sequence[str]
         costs = row.values("images_per_second"), row.values("evaluations_per_step")
         groups.append(RunGroup(row_title(row), curves, *costs))
     title = f"{values['method']} on {values['data']}"
-    images = ", validation images" if result.split == "validation" else ""
+    images = ", validation images" if result.split == "validation" else ""  # test images go without saying
     heading = f"{title}, score {values['score']}, {len(result.seeds)} seeds{images}"
     picture = save(comparison_overview(groups, heading), folder / "comparison.png")
     return picture, write_page(folder, result, title, headlines)

@@ -48,7 +48,7 @@ class Plateau:
     num_rates: int
     """Rates of the grid that are good."""
     is_cut_off: bool
-    """Whether it reaches an end of the grid, so that it may be wider."""
+    """Whether it reaches an end of the grid and may be wider."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +110,7 @@ def rate_curves(
     ``within`` below the best count as good. With ``tuned``, as in ``tune(...).settings``, every optimizer has its own
     radius and not the preset's. Everything else is as for `tune`; runs in ``out`` that are finished are only read.
     """
+    # The rate is what the curve varies; of tuned settings, the others are kept.
     own = {
         name: {key: value for key, value in settings.items() if key != "base.lr"}
         for name, settings in (tuned or {}).items()
@@ -120,7 +121,7 @@ def rate_curves(
     grid = usual_rates(first.base.lr) if rates is None else sorted(rates)
     if len(set(grid)) < max(2, len(grid)) or not all(0 < rate < math.inf for rate in grid):
         raise ConfigError(f"A curve needs several different learning rates above 0, got {list(grid)}.")
-    stage = 1 if protocol == "first-task" else None
+    stage = 1 if protocol == "first-task" else None  # of the whole stream, not of a stream of one task
     jobs: dict[tuple[str, float, int], Job] = {}
     for name, layer in layers.items():
         if "base.lr" in parse_variant(name).settings:
@@ -129,6 +130,7 @@ def rate_curves(
             for seed in seeds:
                 config = resolve_config({**merge(layer, {"base": {"lr": rate}}), "seed": seed})
                 folder = Path(out) / "rates" / f"{parse_variant(name).slug}-lr{rate:g}-seed{seed}"
+                # A rate at which training diverges is a point of the curve, with accuracy 0.
                 jobs[name, rate, seed] = Job(config, folder, stage, may_diverge=True)
     finish_jobs(list(jobs.values()), executor)
     curves = []

@@ -54,7 +54,7 @@ class ProbeObserver(Observer):
         if self.probe is None or optimizer is None or optimizer.task_index != self.task or self.is_done:
             return
         if optimizer.task_step >= self.warmup:
-            self.probe.look(objective.closure(batch))
+            self.probe.look(objective.closure(batch))  # before the step, at the weights that it starts from
             self.tell(self.probe.steps)
 
 
@@ -71,8 +71,7 @@ def probe_run(
     """Train plainly up to a task (from 0), let ``warmup`` of its steps pass, and probe the next ones.
 
     The optimizer of ``config`` gives lam, beta and k, and does not train. The verdict is about the first of the radii.
-    ``tell`` is told after every probed step how many are done, and ``should_stop``, asked after every step, ends the
-    probe with what it has.
+    ``tell`` is called with the number of probed steps after each; a true ``should_stop()`` ends the probe early.
     """
     check_watchable(config.runtime)
     own = config.optimizer.keywords()
@@ -80,7 +79,7 @@ def probe_run(
     make = partial(Probe, radii=radii, k=own.get("k", 5), **weights)
     observer = ProbeObserver(make, steps, warmup, task, tell)
     plain = replace(config, optimizer=parse_optimizer({"name": "none"}))
-    with suppress(TrainingInterrupted):
+    with suppress(TrainingInterrupted):  # how a run ends that should stop; nothing of it is kept
         run(plain, observers=[observer], should_stop=lambda: observer.is_done or should_stop())
     if observer.probe is None or observer.probe.steps == 0:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""`Recording`: watch the gradients of any run as C-Flat would see them, and look at the landscape where it ends."""
+"""`Recording`: the gradients of any run as C-Flat would see them, and the landscape where its tasks end."""
 
 from __future__ import annotations
 
@@ -55,18 +55,19 @@ class Recording(Observer):
         return [self.rho, self.recorder.every, self.has_landscapes]
 
     def on_run_start(self, num_tasks: int, first_task: int) -> None:
-        """Leave a mark: this run is watched from its first step."""
+        """Mark the run as recorded from its first step."""
         self._num_tasks = num_tasks
+        # Written by a fresh start alone: a run that was begun unrecorded must not look recorded when it is resumed.
         if self.file is not None and first_task == 0:
             write_json(self.file, {"watched": self.watched})
 
     def on_task_end(self, record: TaskRecord) -> None:
-        """Write everything after the last task, before the run counts as finished."""
+        """Write everything after the last task, while the run still counts as unfinished."""
         if self.file is not None and record.task + 1 == self._num_tasks:
             write_json(self.file, {"watched": self.watched, **self.to_dict()})
 
     def on_phase_start(self, optimizer: SharpnessAware, network: nn.Module) -> None:
-        """Watch this phase with a shadow of its own."""
+        """Give this phase a shadow of its own: its parameters may be others."""
         self._real, self._network = optimizer, network
         self._shadow = Shadow("c_flat", optimizer.all_params(), network, rho=self.rho)
         self._shadow.optimizer.start_task(optimizer.task_index)
@@ -78,14 +79,16 @@ class Recording(Observer):
         step = self._real.task_step
         if (step + 1) % self.recorder.every == 0:
             self.recorder.epoch = epoch
-            self._shadow.optimizer.task_step = step  # the recorder counts the steps of the training, not the looks
+            self._shadow.optimizer.task_step = step  # the recorder counts training steps, not looks of the shadow
             self._shadow.look(objective.closure(batch))
 
     def on_step(self, event: StepEvent) -> None:
         """Look at the landscape where a task's training ends."""
         is_end = event.epoch + 1 == event.num_epochs and event.step + 1 == event.num_steps
-        is_first = all(entry["task"] != event.task for entry in self.landscapes["lines"])  # of the task's phases
+        # A task may have several phases; the landscape is that of the first, which trains the features.
+        is_first = all(entry["task"] != event.task for entry in self.landscapes["lines"])
         if is_end and is_first and self.has_landscapes and self._loss is not None:
+            # Frozen parts are in eval mode already, so train(True) afterwards would not restore the modes.
             modes = {module: module.training for module in self._network.modules()}
             self._network.eval()
             self._survey(self._loss, event.task, is_last=event.task + 1 == event.num_tasks)
@@ -93,11 +96,11 @@ class Recording(Observer):
                 module.training = mode
 
     def state(self) -> dict[str, Any]:
-        """Return what was recorded so far."""
+        """Return what was recorded so far, for the checkpoint."""
         return {"recorder": self.recorder.to_dict(), "landscapes": self.landscapes, "ends": self._ends}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Take over what was recorded before."""
+        """Restore what `state` returned; empty in a checkpoint of a run without recording."""
         if state:
             self.recorder.load(state["recorder"])
             self.landscapes, self._ends = state["landscapes"], state["ends"]
@@ -111,7 +114,7 @@ class Recording(Observer):
         trained = {param for param in self._real.all_params() if param.requires_grad}
         names = {name: param for name, param in network.named_parameters() if param in trained}
         params = list(names.values())
-        distances = [REACH * (index - 15) / 15 for index in range(31)]
+        distances = [REACH * (index - 15) / 15 for index in range(31)]  # symmetric, with 0 in the middle
         found["lines"].append(
             {"task": task, **asdict(line(loss, params, random_direction(params, seed=0), distances, model=network))}
         )
@@ -126,9 +129,10 @@ class Recording(Observer):
             found["trace"] = asdict(trace(loss, params, samples=4, model=network))
 
     def _survey_connection(self, loss: Callable[[], Tensor], task: int, names: dict[str, nn.Parameter]) -> None:
-        """Walk from where the task before has ended, in the parameters that both have trained."""
+        """Sample the line from where the task before ended, in the parameters that both tasks have trained."""
         before = self._ends
-        self._ends = {name: param.detach().clone() for name, param in names.items()}
+        self._ends = {name: param.detach().clone() for name, param in names.items()}  # the start of the next connection
+        # A head that has grown has no earlier weights of its shape.
         shared = [name for name in names if name in before and before[name].shape == names[name].shape]
         if shared:
             start = [before[name].to(names[name].device) for name in shared]

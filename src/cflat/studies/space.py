@@ -1,7 +1,7 @@
 """The file of a sweep, and the combinations of settings that it stands for.
 
-What is drawn at random is a pure function of the seed, draw by draw and axis by axis: asking for more draws, or adding
-values and axes, keeps those that were there, so that their finished runs are used again.
+What is drawn at random is a pure function of the seed, draw by draw and axis by axis. More draws, or further values and
+axes, keep those that were there, and their finished runs are reused.
 """
 
 from __future__ import annotations
@@ -93,9 +93,10 @@ class Sweep(_File):
                 f"sweep.axes make {number} combinations, more than {MAX_COMBINATIONS}; list fewer values."
             )
         every = [self._own(dict(zip(self.axes, chosen, strict=True))) for chosen in product(*lists)]
-        distinct = {_text(own): own for own in every}
+        distinct = {_text(own): own for own in every}  # without a setting that it lacks, it may equal another
         texts = list(distinct)
         if self.sample is not None:
+            # Ordered by a hash of each: adding a value to an axis does not exchange the whole sample.
             texts = sorted(texts, key=lambda text: _uniform(self.sample_seed, text))[: self.sample]
         return [distinct[text] for text in texts]
 
@@ -112,7 +113,7 @@ class Sweep(_File):
 
     @property
     def _optimizer(self) -> Layer:
-        """What the base says about the optimizer."""
+        """The optimizer section of the base."""
         section = merge({"optimizer": self.base.get("optimizer") or {}})["optimizer"]
         return {"name": "none", **require_mapping(section, "sweep.base.optimizer")}
 
@@ -121,8 +122,12 @@ class Sweep(_File):
         found: dict[str, Settings] = {}
         misses = draw = 0
         while len(found) < (self.sample or 0) and misses < MAX_MISSES:
-            shares = {key: _uniform(self.sample_seed, key, draw) for key in self.axes}
-            own = self._own({key: _pick(axis, shares[key]) for key, axis in self.axes.items()})
+            drawn = {}
+            for key, axis in self.axes.items():
+                fraction = _uniform(self.sample_seed, key, draw)
+                drawn[key] = axis.at(fraction) if isinstance(axis, Interval) else axis[int(fraction * len(axis))]
+            own = self._own(drawn)
+            # Short ranges run out of numbers that differ in the digits that are kept.
             misses = misses + 1 if _text(own) in found else 0
             found.setdefault(_text(own), own)
             draw += 1
@@ -144,18 +149,18 @@ def read_sweep(path: str | Path) -> Sweep:
 def parse_sweep(document: Mapping[str, Any], name: str = "sweep") -> Sweep:
     """Return the sweep that a document describes; ``name`` is for one that has none."""
     if isinstance(document, Mapping) and isinstance(document.get("axes"), Mapping):
-        require_mapping(document["axes"], "sweep.axes")  # pydantic would read a number as text
+        require_mapping(document["axes"], "sweep.axes")  # pydantic would turn a number that is a key into text
     file: _File = parse_section(_File, document, "sweep")
     if not file.axes:
         raise ConfigError("sweep.axes must name at least one key to vary, for example optimizer.rho: [0.02, 0.05].")
     if not file.seeds or len(set(file.seeds)) < len(file.seeds):
         raise ConfigError(f"sweep.seeds must list different seeds, got {quote(list(file.seeds))}.")
     axes: dict[str, tuple[Any, ...] | Interval] = {}
-    for key, values in require_mapping(file.axes, "sweep.axes").items():
-        full = f"{key}.name" if key in CHOICES else key
+    for key, values in file.axes.items():
+        full = f"{key}.name" if key in CHOICES else key  # optimizer stands for optimizer.name
         if full in axes or not all(full.split(".")):
             raise ConfigError(f"sweep.axes must name keys once each, for example optimizer.rho, got {quote(key)}.")
-        axes[full] = _axis(f"sweep.axes.{key}", values)
+        axes[full] = parse_axis(f"sweep.axes.{key}", values)
     if "seed" in axes or "seed" in file.base:
         raise ConfigError("seed is given for all runs together; list seeds under sweep.seeds.")
     ranges = [key for key, axis in axes.items() if isinstance(axis, Interval)]
@@ -184,7 +189,8 @@ def value_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _axis(path: str, values: object) -> tuple[Any, ...] | Interval:
+def parse_axis(path: str, values: object) -> tuple[Any, ...] | Interval:
+    """Return the values to try, or the range to draw from; ``path`` is its name in messages."""
     if isinstance(values, Mapping):
         interval: Interval = parse_section(Interval, values, path)
         is_log = interval.scale == "log"
@@ -194,7 +200,7 @@ def _axis(path: str, values: object) -> tuple[Any, ...] | Interval:
     if not isinstance(values, list) or not values:
         raise ConfigError(f"{path} must list values, for example [0.02, 0.05], got {quote(values)}.")
     try:
-        texts = {json.dumps(value, sort_keys=True) for value in values}
+        texts = {json.dumps(value, sort_keys=True) for value in values}  # lists and mappings have no hash
     except (TypeError, ValueError):
         raise ConfigError(f"{path} must list numbers, text, lists or mappings, got {quote(values)}.") from None
     if len(texts) < len(values):
@@ -212,12 +218,9 @@ def _require_known_settings(sweep: Sweep) -> None:
     require_shared_settings([*shared, *varied], [parse_variant(name).name for name in names])
 
 
-def _pick(axis: tuple[Any, ...] | Interval, share: float) -> Any:
-    return axis.at(share) if isinstance(axis, Interval) else axis[int(share * len(axis))]
-
-
 def _uniform(seed: int, text: str, number: int = 0) -> float:
     """Return a number in [0, 1) that depends on these alone."""
+    # Not hash(), which differs between processes.
     return float(np.random.default_rng([seed, crc32(text.encode()), number]).random())
 
 

@@ -89,9 +89,9 @@ class SweepResult:
         """The rows by their mean Avg on validation images, the best first; in their own order if there are none."""
         means = [row.validation.mean for row in self.rows if row.validation is not None]
         if len(means) < len(self.rows):
-            return list(self.rows)  # test images choose nothing
-        order = sorted(range(len(means)), key=lambda index: (math.isnan(means[index]), -means[index]))
-        return [self.rows[index] for index in order]
+            return list(self.rows)  # never rank by test images
+        by_mean = sorted(zip(means, self.rows, strict=True), key=lambda pair: (math.isnan(pair[0]), -pair[0]))
+        return [row for _, row in by_mean]
 
     @property
     def best(self) -> SweepRow | None:
@@ -132,10 +132,11 @@ def plan_sweep(sweep: Sweep, out: Path) -> list[Combination]:
     configs: dict[str, tuple[Settings, RunConfig]] = {}
     for settings in sweep.combinations():
         config = _resolve(sweep, settings)
+        # Two combinations may be one configuration: a listed value can be the default.
         configs.setdefault(config.fingerprint(), (settings, config))
     members = [(own, [replace(config, seed=seed) for seed in sweep.seeds]) for own, config in configs.values()]
     known = _known_runs(out)
-    # Folders in use by this sweep; one that holds anything else is an error, as everywhere.
+    # Folders that this sweep uses already. A folder that holds anything else is an error, as everywhere.
     taken = {known[key] for _, own in members for key in (one.fingerprint() for one in own) if key in known}
 
     def folder(settings: Settings, config: RunConfig) -> Path:
@@ -151,7 +152,7 @@ def run_sweep(sweep: Sweep, out: str | Path, executor: Executor | None = None, s
     """
     combinations = plan_sweep(sweep, Path(out))
     jobs = [job for combination in combinations for job in combination.jobs]
-    for job in jobs:
+    for job in jobs:  # an unknown score must not be found out after hours of training
         get_method_spec(job.config.method.name).score(score)
     summaries = iter([summary.judged_by(score) for summary in run_jobs(jobs, executor)])
     rows = []
@@ -179,7 +180,7 @@ def write_page(folder: Path, result: SweepResult, title: str, headlines: Sequenc
 
 
 def _free_folder(out: Path, settings: Settings, config: RunConfig, taken: set[Path]) -> Path:
-    """Return a folder and take it; where another combination has the name, the configuration's hash is added."""
+    """Return a folder and take it; a name that is taken (they are cut off) gets the configuration's hash."""
     name = folder_name(settings)
     path = out / f"{name}-seed{config.seed}"
     if path in taken:
@@ -196,8 +197,10 @@ def folder_name(settings: Settings) -> str:
     """
     words = []
     for key, value in settings.items():
+        # Of a path to data or weights, the last part is enough.
         text = Path(value).stem if isinstance(value, str) and "/" in value else value_text(value)
         is_number = isinstance(value, int | float)
+        # The minus of a number stays, the plus in 1e+30 goes.
         safe = text.replace("+", "") if is_number else re.sub(r"[^A-Za-z0-9._]+", "-", text).strip("-.")
         words.append(safe if key.endswith(".name") else f"{key.rpartition('.')[2]}{safe}")
     return "-".join(word for word in words if word)[:MAX_NAME]
@@ -207,7 +210,7 @@ def _known_runs(out: Path) -> dict[str, Path]:
     """Return the runs in a folder by configuration; those of other versions are passed over."""
     known = {}
     for file in sorted(out.glob("*/config.yaml")):
-        with suppress(DataError):
+        with suppress(DataError):  # a run of another version
             known[RunFolder(file.parent).load_config(is_past=True).fingerprint()] = file.parent
     return known
 
@@ -216,13 +219,13 @@ def _resolve(sweep: Sweep, settings: Settings) -> RunConfig:
     try:
         return resolve_config({**sweep.layer(settings), "seed": sweep.seeds[0]})
     except ConfigError as error:
-        if str(error) == _trouble(sweep.layer({})):  # it has nothing to do with this combination
+        if str(error) == _trouble(sweep.layer({})):  # the base alone has it, so no combination is to blame
             raise
         raise ConfigError(f"With {describe(settings)}: {error}") from None
 
 
 def _trouble(layer: Layer) -> str:
-    """Return what is wrong with a configuration."""
+    """Return the error of a configuration, if any."""
     try:
         resolve_config(layer)
     except ConfigError as error:

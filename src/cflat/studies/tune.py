@@ -19,14 +19,14 @@ from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from statistics import mean
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
 from cflat._errors import ConfigError, DataError
 from cflat._files import make_folder, plain_values, write_json
 from cflat._registry import require_known, suggest
-from cflat.config.documents import Layer, flatten, load_yaml, merge, nested
+from cflat.config.documents import Layer, flatten, merge, nested, parse_overrides
 from cflat.config.presets import resolve_config
 from cflat.config.run_config import RunConfig
 from cflat.config.variants import Variant, parse_variant
@@ -38,7 +38,7 @@ from cflat.runs.folder import RunFolder
 from cflat.runs.jobs import Executor, Job, finish_jobs
 from cflat.runs.run import make_stream
 from cflat.studies.compare import comparison_sweep
-from cflat.studies.space import Interval, Settings
+from cflat.studies.space import Interval, Settings, parse_axis
 from cflat.studies.tuned import COSTS, METRICS, PROTOCOLS, Metric, Protocol, Trial, Tuned, Tuning, validation_score
 
 LR_FACTOR, RHO_FACTOR = 10.0, 5.0
@@ -76,9 +76,9 @@ def tune(
     trial. What an entry of ``optimizers`` sets itself is not searched.
 
     Args:
-        chosen: What all runs share, as for `compare`; ``data.validation`` is 0.2 unless it says otherwise.
+        chosen: What all runs share, as for `compare`; ``data.validation`` is 0.2 by default.
         optimizers: Names, with settings of their own where wanted: ``c_flat_turbo:reading=calibrated``.
-        out: Folder of the search; one that was begun is resumed, with more trials if more are asked for.
+        out: Folder of the search; one that was begun is resumed, and may be given more trials.
         trials: Of every optimizer.
         protocol: ``stream`` judges by the whole stream, ``first-task`` by its first task; see `PROTOCOLS`.
         seeds: Of each trial, whose score is the mean; final runs must have others.
@@ -98,7 +98,7 @@ def tune(
         optuna = import_module("optuna")
     except ModuleNotFoundError:
         raise ConfigError("cflat tune needs the package optuna; run: pip install 'cflat[sweep]'") from None
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    optuna.logging.set_verbosity(optuna.logging.WARNING)  # it would log a line per trial
     require_known("protocol", protocol, PROTOCOLS)
     require_known("metric", metric, METRICS)
     require_known("sampler", sampler, SAMPLERS)
@@ -111,7 +111,7 @@ def tune(
     configs = {name: resolve_config({**layer, "seed": seeds[0]}) for name, layer in layers.items()}
     spaces = {name: _space(parse_variant(name), config, ranges or {}) for name, config in configs.items()}
     _require_known(ranges or {}, spaces)
-    first = next(iter(configs.values()))
+    first = next(iter(configs.values()))  # method, data and stream are those of all
     stages = stages_of(make_stream(first).num_tasks, protocol, prune)
     score = get_method_spec(first.method.name).score(score)
     judged: dict[str, Any] = {"protocol": protocol, "metric": metric, "score": score, "seeds": list(seeds)}
@@ -158,7 +158,7 @@ def validation_layer(chosen: Mapping[str, Any]) -> Layer:
     data = shared["data"]
     if not data.get("validation"):
         raise ConfigError("Settings are chosen by validation images; set data.validation above 0, for example to 0.2.")
-    if data.pop("evaluate", "validation") != "validation":
+    if data.pop("evaluate", "validation") != "validation":  # trials set it themselves
         raise ConfigError("Settings are chosen by validation images alone; leave data.evaluate out.")
     return shared
 
@@ -181,25 +181,20 @@ def parse_range(text: str) -> tuple[str, Range]:
     >>> parse_range("optimizer.reading=[printed, calibrated]")
     ('optimizer.reading', ('printed', 'calibrated'))
     """
-    key, equals, values = (part.strip() for part in text.partition("="))
-    low, *others = values.split(":")
+    key, _, values = (part.strip() for part in text.partition("="))
+    ends = values.split(":")
     try:
-        if equals and "." in key and values.startswith("["):
-            listed = load_yaml(values)
-            if isinstance(listed, list) and listed:
-                return key, tuple(listed)
-        elif equals and "." in key and len(others) in (1, 2):
-            scale = others[1] if len(others) == 2 else "log"
-            ends = float(low), float(others[0])
-            is_positive = ends[0] > 0 or scale == "linear"
-            if scale in ("log", "linear") and is_positive and -math.inf < ends[0] < ends[1] < math.inf:
-                return key, Interval(low=ends[0], high=ends[1], scale=cast(Any, scale))
-    except ValueError:
-        pass
-    raise ConfigError(
-        f"A range is written as base.lr=0.001:0.1 (log-uniform), optimizer.lam=0:1:linear or optimizer.k=[2, 5, 10], "
-        f"got {text!r}."
-    )
+        if "." not in key:
+            raise ValueError("Only keys of a section can be searched.")  # caught below, like those of float()
+        if values.startswith("["):
+            return key, parse_axis(key, flatten(parse_overrides([text]))[key])
+        low, high, scale = ends if len(ends) == 3 else [*ends, "log"]
+        return key, parse_axis(key, {"low": float(low), "high": float(high), "scale": scale})
+    except (ValueError, KeyError, ConfigError):
+        raise ConfigError(
+            f"A range is written as base.lr=0.001:0.1 (log-uniform), optimizer.lam=0:1:linear or optimizer.k=[2, 5, "
+            f"10], got {text!r}."
+        ) from None
 
 
 @dataclass
@@ -326,13 +321,14 @@ class _Search:
 def _space(variant: Variant, config: RunConfig, ranges: Mapping[str, Range]) -> dict[str, Range]:
     """Return what is searched for an optimizer: learning rate first, then radius, then what the user adds."""
     if config.base.first_lr is not None and "base.first_lr" not in ranges:
-        raise ConfigError("base.first_lr is set, so base.lr says nothing about the first task; leave it out to tune.")
+        raise ConfigError("base.first_lr is set, so base.lr does not reach the first task; leave it out to tune.")
     known = flatten(config.to_dict())
     space: dict[str, Range] = {
         key: Interval(low=value / factor, high=value * factor, scale="log")
         for key, factor in (("base.lr", LR_FACTOR), ("optimizer.rho", RHO_FACTOR))
         if isinstance(value := known.get(key), float) and value > 0
     }
+    # A key that an optimizer does not have is searched for the others.
     space |= {key: range_ for key, range_ in ranges.items() if key in known}
     return {key: range_ for key, range_ in space.items() if key not in variant.settings}
 
@@ -355,7 +351,7 @@ def stages_of(num_tasks: int, protocol: Protocol, prune: bool) -> list[int | Non
     """
     if protocol == "first-task":
         return [1]
-    first = -(-num_tasks // FIRST_RUNG)
+    first = -(-num_tasks // FIRST_RUNG)  # rounded up: a pause before the first task compares nothing
     pauses = [first * REDUCTION**power for power in range(num_tasks.bit_length())]
     return [*(pause for pause in pauses if prune and pause < num_tasks), None]
 
@@ -365,21 +361,22 @@ def _plain(range_: Range) -> Any:
 
 
 def _coded(range_: Range, value: Any) -> Any:
-    """Return a value as Optuna keeps it: one of a list may be anything."""
+    """Return a value as Optuna stores it: its categories cannot be lists or mappings, their JSON can."""
     return json.dumps(value) if isinstance(range_, tuple) else value
 
 
 def _decoded(range_: Range, value: Any) -> Any:
     if isinstance(range_, tuple):
         return json.loads(value)
-    return range_.rounded(value) if isinstance(value, float) else value
+    return range_.rounded(value) if isinstance(value, float) else value  # folders and tuned.json have few digits
 
 
 @contextmanager
 def _storage(optuna: Any, out: Path) -> Iterator[Any]:
-    """Give the database of a search, which survives a kill at any moment."""
+    """Open the database of a search; SQLite's transactions survive a kill at any moment."""
     make_folder(out)
     try:
+        # Optuna warns about experimental parts, and warnings must not end a search.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             storage = optuna.storages.RDBStorage(f"sqlite:///{out.resolve() / 'search.db'}")
@@ -389,4 +386,4 @@ def _storage(optuna: Any, out: Path) -> Iterator[Any]:
         yield storage
     finally:
         storage.remove_session()
-        storage.engine.dispose()
+        storage.engine.dispose()  # an open connection keeps the file locked

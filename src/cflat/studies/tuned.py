@@ -71,7 +71,7 @@ class Tuned:
             raise ConfigError(
                 f"Every trial of {self.optimizer} has diverged; search lower learning rates: --range base.lr=LOW:HIGH."
             )
-        return max(complete, key=lambda trial: trial.score)
+        return max(complete, key=lambda trial: trial.score)  # the first of equals
 
     @property
     def budget(self) -> dict[str, float]:
@@ -129,7 +129,7 @@ class Tuning(ValidationStudy):
         return {name: tuned.best.settings for name, tuned in self.optimizers.items()}
 
     def final_layer(self, chosen: Mapping[str, Any]) -> Layer:
-        """Return what final runs share: that of the trials, but measured on test images, with changes of one's own."""
+        """Return what final runs share: as in the trials, but measured on test images, with the user's changes."""
         for key in dict.fromkeys(key for settings in self.settings.values() for key in settings):
             section, _, name = key.partition(".")
             if name in (chosen.get(section) or {}):
@@ -156,7 +156,8 @@ class Tuning(ValidationStudy):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Tuning:
-        """Take over what `to_dict` returned; all kinds of values are checked."""
+        """Read what `to_dict` returned; the types of all values are checked."""
+        # Settings, budget and best trial follow from the trials, so only those are read.
         entries, chosen_by = values["optimizers"].items(), values["chosen_by"]
         same = {key: values[key] for key in ("method", "data", "protocol", "seeds", "num_trials", "shared")}
         counted = {key: chosen_by[key] for key in ("metric", "score")}
@@ -188,6 +189,6 @@ def read_tuning(path: str | Path) -> Tuning:
         return Tuning.from_dict(json.loads(read_text(Path(path))))
     except OSError as error:
         raise DataError(f"The settings {str(path)!r} cannot be read: {error.strerror}.") from error
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:  # any JSON may be in there
         reason = shortened(f"{type(error).__name__}: {' '.join(str(error).split())}", 300)
         raise DataError(f"{str(path)!r} was not written by cflat tune ({reason}).") from error
