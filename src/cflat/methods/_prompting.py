@@ -11,11 +11,11 @@ from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from cflat._settings import Count, NotNegative, settings_class
 from cflat.data import Batch, Task
 from cflat.methods import Loss, Method, StreamInfo
+from cflat.methods._classifier import classify
 from cflat.nn import Backbone, LinearHead, PrefixPrompts, PromptPool, freeze, vit
 
 Prompts = TypeVar("Prompts", bound=PromptPool | PrefixPrompts)
@@ -89,7 +89,7 @@ class PromptMethod(Method):
     def grow(self, task: Task) -> None:
         """Add outputs for the new classes."""
         self.classes = task.classes
-        self.network.head.grow(task.classes.stop - self.network.head.num_classes)
+        self.network.head.grow_to(task.classes.stop)
 
     def prepare(self, batch: Batch) -> Batch:
         """Add tokens and queries, which no trained weight changes, and ids, which a perturbed key must not change."""
@@ -100,9 +100,7 @@ class PromptMethod(Method):
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
         """Classify among the classes of the task and pull the chosen keys to the queries."""
         logits, agreement = model(*(batch.extras[name] for name in ("tokens", "query", "ids")))
-        own = logits[:, self.classes.start : self.classes.stop]  # as logits of -inf for all other classes
-        classify = functional.cross_entropy(own, batch.labels - self.classes.start)
-        return Loss({"classify": classify, "pull": -self.pull * agreement})
+        return Loss({"classify": classify(logits, batch.labels, self.classes), "pull": -self.pull * agreement})
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
         """Return logits with prompts that each image chose for itself, and with those that the batch voted for."""

@@ -11,9 +11,8 @@ from torch import nn
 from torch.nn import functional
 
 from cflat.data import Batch
-from cflat.methods import Loss, StreamInfo, register_method
+from cflat.methods import Loss, register_method
 from cflat.methods._reservoir import ReservoirConfig, ReservoirReplay
-from cflat.nn import Backbone
 from cflat.nn.ranks import sum_over_batch
 
 
@@ -30,10 +29,6 @@ class ERACE(ReservoirReplay):
     """Asymmetric cross-entropy: masked for new images, over all seen classes for stored ones."""
 
     first_replay = 1
-
-    def __init__(self, config: ReservoirConfig, backbone: Backbone, info: StreamInfo) -> None:
-        super().__init__(config, backbone, info)
-        self.config = config
 
     def prepare(self, batch: Batch) -> Batch:
         """Add the classes of the whole batch, which may be on several ranks, as a row for each image."""

@@ -44,8 +44,9 @@ class MEMO(RehearsalWithMeans):
     network: MEMONetwork
 
     def __init__(self, config: MEMOConfig, backbone: Backbone, info: StreamInfo) -> None:
-        super().__init__(config, info)
+        super().__init__(info)
         self.config = config
+        self.memory = config.make_memory(info)
         self.trains_base = backbone.family != "vit" if config.train_base is None else config.train_base
         self.network = MEMONetwork(backbone, config.specialised_init == "random")
         self.means = NearestMeanHead(backbone.feature_dim, metric="euclidean")

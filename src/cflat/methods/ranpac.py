@@ -60,7 +60,7 @@ class RanPAC(FirstTaskAdapted):
     def grow(self, task: Task) -> None:
         """Make room for the new classes; the head belongs to the first task."""
         super().grow(task)
-        self.ridge.grow(task.classes.stop - self.ridge.num_classes)
+        self.ridge.grow_to(task.classes.stop)
 
     def phases(self, task: Task) -> tuple[Phase, ...]:
         """Return one phase for the first task, none for later ones or without adaptation."""

@@ -7,6 +7,7 @@ Everything that a head knows is in its ``state_dict``, and a head of any size lo
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -41,9 +42,16 @@ class GrowingModule(nn.Module):
         """Width of the features."""
         return getattr(self, self.growing[0]).shape[1]
 
-    def _load_from_state_dict(
-        self, state_dict: dict[str, Any], prefix: str, *args: Any
-    ) -> None:  # torch's hook for modules that prepare themselves for a state dict
+    @abstractmethod
+    def grow(self, num_new: int) -> None:
+        """Add classes."""
+
+    def grow_to(self, num_classes: int) -> None:
+        """Add the classes that are missing; domains that share their labels bring none."""
+        self.grow(max(0, num_classes - self.num_classes))
+
+    # Torch's hook for modules that prepare themselves for a state dict.
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         for name in self.growing:
             saved = state_dict.get(prefix + name)
             current: Tensor = getattr(self, name)
@@ -179,7 +187,7 @@ class NearestMeanHead(GrowingModule):
         """Count in features (B, feature_dim) with labels (B,); labels of unknown classes grow the head."""
         if not len(labels):
             return
-        self.grow(max(0, int(labels.max()) + 1 - self.num_classes))
+        self.grow_to(int(labels.max()) + 1)
         if self.metric == "euclidean":
             features = functional.normalize(features, dim=1)
         membership = functional.one_hot(labels, self.num_classes).to(self.sums.dtype)  # (B, C)

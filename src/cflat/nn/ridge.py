@@ -97,7 +97,7 @@ class RidgeHead(GrowingModule):
         """Add features (n, feature_dim) with labels (n,) to the sums; unknown labels grow the head."""
         if not len(labels):
             return
-        self.grow(max(0, int(labels.max()) + 1 - self.num_classes))
+        self.grow_to(int(labels.max()) + 1)
         if not self.gram.numel():
             self.gram = self.gram.new_zeros(self.num_projections, self.num_projections)
         for rows, part in zip(features.split(_NUM_CHUNK_ROWS), labels.split(_NUM_CHUNK_ROWS), strict=True):
