@@ -140,6 +140,7 @@ def check_dataset(name: str, root: str | Path | None = None, *, read_images: boo
 
 
 def _counts(dataset: Dataset, images: ImageSet, num_broken: int | None) -> SplitCounts:
+    # Labels out of range are findings of their own; here they would break the count.
     known = images.labels[(images.labels >= 0) & (images.labels < dataset.num_classes)]
     per_class = np.bincount(known, minlength=max(1, dataset.num_classes))
     readable = None if num_broken is None else len(images) - num_broken

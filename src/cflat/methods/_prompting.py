@@ -109,6 +109,7 @@ class PromptMethod(Method):
         own, voted = (self.test_ids(query, batchwise=batchwise) for batchwise in (False, True))
         batchwise = self.network(tokens, query, voted)[0]
         instancewise = batchwise.clone()
+        # Most images get the prompts that they want: only the others need a second pass.
         is_outvoted = (own != voted).view(len(batch), -1).any(dim=1)
         if is_outvoted.any():
             instancewise[is_outvoted] = self.network(tokens[is_outvoted], query[is_outvoted], own[is_outvoted])[0]
@@ -117,8 +118,8 @@ class PromptMethod(Method):
     def _query_once(self, batch: Batch, tokens: Tensor) -> Tensor:
         """Return the queries of test images, kept over the run; no part of checkpoints, they can be computed again.
 
-        An image is known by its row and a sum of its pixels, so that equal rows of two splits, or other transforms,
-        never get each other's queries; by their places the sum tells an image from its mirror image.
+        The key is the row and a weighted sum of the pixels: equal rows of two splits, or other transforms, never get
+        each other's queries. The weights differ by place, which separates an image from its mirror image.
         """
         pixels = batch.images.flatten(1)
         places = torch.linspace(1, 2, pixels.shape[1], device=pixels.device)

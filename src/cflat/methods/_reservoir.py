@@ -59,7 +59,7 @@ class ReservoirReplay(Remembering, ClassifierMethod):
         return [Replay(*self.memory.draw(num_images, rng, self.source)) for _ in range(self.num_replays)]
 
     def after_step(self, seen: Seen) -> None:
-        """Let the batch into the reservoir, with what the loss has put out for it."""
+        """Add the batch to the reservoir, with what the loss has returned for it."""
         self.memory.observe(seen.rows, seen.labels, **seen.outputs)
 
     def skip_task(self, task: Task) -> None:

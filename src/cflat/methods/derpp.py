@@ -56,6 +56,7 @@ class DERpp(ReservoirReplay):
 
 def squared_distance(logits: Tensor, stored: Tensor, widths: Tensor) -> Tensor:
     """Return the mean squared distance to stored logits, for each image over the classes that existed then."""
+    # Zeros fill up logits of a narrower head; without the mask they would be targets.
     is_known = torch.arange(stored.shape[1], device=stored.device) < widths[:, None]
     squares = (logits[:, : stored.shape[1]] - stored).square() * is_known
     return (squares.sum(dim=1) / widths).mean()

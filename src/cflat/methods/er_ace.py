@@ -38,7 +38,7 @@ class ERACE(ReservoirReplay):
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
         """Classify new images among the classes of their batch, stored ones among all."""
         logits = model(batch.images)
-        if self.task_index >= self.first_replay:
+        if self.task_index >= self.first_replay:  # as public code does: the first task has nothing to protect
             logits = logits.masked_fill(~batch.extras["is_present"], -torch.inf)
         parts = {"classify": functional.cross_entropy(logits, batch.labels)}
         if batch.replay:

@@ -83,6 +83,7 @@ class EWC(ClassifierMethod):
         total = extract.sum(task.train, self._squared_gradients, labels=True, gradients=True, batch_size=size)
         fisher = (total / len(task.train)).clamp(max=self.config.fisher_max or torch.inf)
         params = dict(self.network.named_parameters())
+        # In the order of `parameters`, in which `_squared_gradients` joined them.
         parts = fisher.split([param.numel() for param in params.values()])
         importance = {name: part.view_as(params[name]) for name, part in zip(params, parts, strict=True)}
         if self.config.consolidation == "online":
@@ -98,6 +99,7 @@ class EWC(ClassifierMethod):
             (own,) = logits[:, self.classes.start : self.classes.stop].detach().softmax(dim=1).tolist()
             wanted = self.classes if self.config.fisher == "true" else labels.tolist()
             chances = [(own[c - self.classes.start], torch.full_like(labels, c)) for c in wanted]
+        # One flat vector: ranks sum it in a single collective.
         total = torch.zeros_like(torch.cat([param.flatten() for param in params]))
         for chance, targets in chances:
             loss = classify(logits, targets, self.classes)

@@ -127,8 +127,8 @@ class CosineHead(GrowingModule):
         """Add classes with random rows, uniform in +-1/sqrt(feature_dim); old rows and sigma stay.
 
         ``zero_rows`` adds zeros instead, as PILOT does. Only for rows that are overwritten (by prototypes) before any
-        training: the gradient of a normalised zero row is some 1e12 times too large, so that one step throws the row
-        far away, where it never turns again, and every global gradient norm (SAM, C-Flat, clipping) sees nothing else.
+        training: the gradient of a normalized zero row is some 1e12 times too large. One step throws the row so far
+        away that it never turns again, and every global gradient norm (SAM, C-Flat, clipping) is that of this row.
         """
         rows = self.weight.new_zeros(num_new, self.feature_dim)
         if not zero_rows:
@@ -147,8 +147,8 @@ class CosineHead(GrowingModule):
 class NearestMeanHead(GrowingModule):
     """Score classes by how near their mean feature is; nothing is trained.
 
-    A class without features scores ``-inf``. Features may arrive in any number of batches and tasks, so that
-    domain streams simply keep updating the same classes. The metric ``"cosine"`` compares with the mean of the raw
+    A class without features scores ``-inf``. Features may arrive in any number of batches and tasks: domain streams
+    keep updating the same classes. The metric ``"cosine"`` compares with the mean of the raw
     features (SimpleCIL); ``"euclidean"`` is minus the squared distance between the unit feature and the unit mean of
     unit features (iCaRL's NME).
     """
@@ -190,6 +190,7 @@ class NearestMeanHead(GrowingModule):
         self.grow_to(int(labels.max()) + 1)
         if self.metric == "euclidean":
             features = functional.normalize(features, dim=1)
+        # A product instead of index_add_, whose order of additions is undefined on GPUs.
         membership = functional.one_hot(labels, self.num_classes).to(self.sums.dtype)  # (B, C)
         self.sums += membership.T @ features.to(self.sums.dtype)
         self.counts += membership.sum(0)
