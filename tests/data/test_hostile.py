@@ -21,7 +21,7 @@ from cflat._errors import ConfigError, DataError
 from cflat.cli.main import run_app
 from cflat.config.presets import resolve_config
 from cflat.data import BatchLoader, build_stream, check_dataset, eval_transform, load_dataset
-from cflat.data.loader import _tell_of_joining
+from cflat.data.loader import warn_of_joining
 from cflat.data.pixels import decode_image
 from cflat.nn.backbone import create_backbone
 from cflat.runs.run import assemble
@@ -267,7 +267,7 @@ def test_batchnorm_survives_a_last_batch_of_one(
 ) -> None:
     """A ResNet that ends in maps of one pixel has no statistics of one image."""
     monkeypatch.chdir(tmp_path)
-    _tell_of_joining.cache_clear()
+    warn_of_joining.cache_clear()
     run = ["run", "--method", "finetune", "--data", "digits", "--preset", "smoke", "--quiet", "backbone.name=resnet18"]
     small = ["backbone.image_size=8", "data.train_per_class=3", "data.test_per_class=1", "stream.max_tasks=2"]
     assert run_app([*run, *small, "train.batch_size=5", "stream.increment=2", "train.epochs=2"]) == 0

@@ -58,7 +58,7 @@ class DatasetSpec:
 
 @dataclass(frozen=True)
 class Source:
-    """What a loader is given: where to look, how to keep images, and whom to tell about problems."""
+    """What a loader is given: where to look, how to keep images, and where to report problems."""
 
     spec: DatasetSpec
     root: Path | None = None
@@ -69,7 +69,7 @@ class Source:
     report: Report = refuse
 
     def find(self) -> Path:
-        """Return the file or folder to read; a `DataError` says that there is no root, or nothing below it."""
+        """Return the file or folder to read; raise a `DataError` if there is no root, or nothing below it."""
         if self.path is not None:
             if not self.path.exists():
                 raise DataError(f"{str(self.path)!r} does not exist. Expected {self.spec.layout}.")
@@ -137,7 +137,7 @@ def load_dataset(
         root: Folder that holds the datasets; by default ``$CFLAT_DATA``. Not used by names with a path.
         train_per_class: Keep so many training images of each class, and of each class and domain.
         test_per_class: The same for test images.
-        validation: Share of the training images of each class (and domain) to keep aside; it is cut from all of
+        validation: Fraction of the training images of each class (and domain) to hold out; it is cut from all of
             them, before ``train_per_class`` chooses among the others.
         validation_per_class: Keep so many of those.
         seed: Seed of these choices.
@@ -147,7 +147,7 @@ def load_dataset(
 
     Raises:
         ConfigError: If the catalogue has no such name.
-        DataError: If files are missing, broken or inconsistent; the message says which.
+        DataError: If files are missing, broken or inconsistent; the message names them.
     """
     cache = DecodedCache(cache_bytes)
     dataset = read_dataset(name, root, short_side=short_side, cache=cache, num_workers=num_workers)

@@ -22,9 +22,9 @@ from cflat.data.pixels import DecodedCache, FilePixels
 from cflat.data.stream import Stream
 
 HEADER_THREADS = 8
-"""Reading headers waits for the disk most of the time."""
+"""Reading headers mostly waits for the disk."""
 MAX_EXAMPLES = 10
-"""Broken images, and duplicates, that are listed one by one before they are only counted."""
+"""Problems of one kind to list; the others are counted."""
 
 
 @dataclass(frozen=True)
@@ -87,16 +87,17 @@ class DataReport:
 
 
 def require_readable(stream: Stream, name: str, root: str | Path | None = None) -> None:
-    """Look at the headers of all image files of a stream, so that a broken one is found before training.
+    """Read the headers of all image files of a stream, to find broken ones before training.
 
-    A header costs a small part of decoding an image; a file that was cut off later is not found here. A `DataError`
-    names the first file that cannot be read, and the command, with ``name`` and ``root``, that shows them all.
+    A header costs a small part of decoding an image; truncated pixels are not found here. A `DataError` names the
+    first file that cannot be read, and the command, with ``name`` and ``root``, that lists them all.
     """
     sets = [images for task in stream.tasks for images in (task.train, task.test, task.validation)]
     rows = [(images.store, row) for images in sets if images is not None for row in images.rows.tolist()]
     files = [(store, row) for store, row in rows if isinstance(store, FilePixels)]
     with warnings.catch_warnings(), ThreadPoolExecutor(HEADER_THREADS) as pool:
-        warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our own limit is lower than its error
+        # Around the pool, not in its threads: warning filters belong to the whole process.
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
         found = pool.map(lambda file: file[0].header_problem(file[1]), files)
         problems = [problem for problem in found if problem is not None]
     if problems:
@@ -121,27 +122,25 @@ def check_dataset(name: str, root: str | Path | None = None, *, read_images: boo
         problems.append(str(error))
         findings = tuple(Finding("error", problem) for problem in problems)
         return DataReport(name, spec.title, spec.licence, None, (), None, None, findings)
-    findings = (
-        *(Finding("error", problem) for problem in problems),
-        *(Finding("warning", problem) for problem in _deviations(dataset, spec)),
-    )
-    broken: dict[str, list[str]] = {"train": [], "test": []}
-    blank: list[str] = []
+    warned = list(_deviations(dataset, spec))
+    num_broken: dict[str, int | None] = {"train": None, "test": None}
     if read_images:
-        hashes = {split: _content_hashes(getattr(dataset, split), broken[split], blank) for split in broken}
-        unreadable = (problem for split in broken for problem in _examples(broken[split]))
-        findings += tuple(Finding("error", problem) for problem in unreadable)
-        findings += tuple(Finding("warning", problem) for problem in _duplicates(dataset, hashes))
-        findings += tuple(Finding("warning", problem) for problem in _examples(blank))
-    train, test = (
-        _counts(dataset, getattr(dataset, split), len(problems) if read_images else None)
-        for split, problems in broken.items()
-    )
+        hashes: dict[str, dict[bytes, int]] = {}
+        blank: list[str] = []
+        for split in num_broken:
+            broken: list[str] = []
+            hashes[split] = _content_hashes(getattr(dataset, split), broken, blank)
+            num_broken[split] = len(broken)
+            problems += _examples(broken)
+        warned += [*_duplicates(dataset, hashes), *_examples(blank)]
+    findings = tuple(Finding("error", text) for text in problems) + tuple(Finding("warning", text) for text in warned)
+    train, test = (_counts(dataset, getattr(dataset, split), count) for split, count in num_broken.items())
     domains = dataset.domain_names or ()
     return DataReport(name, spec.title, spec.licence, dataset.num_classes, domains, train, test, findings)
 
 
 def _counts(dataset: Dataset, images: ImageSet, num_broken: int | None) -> SplitCounts:
+    # Labels out of range are findings of their own; here they would break the count.
     known = images.labels[(images.labels >= 0) & (images.labels < dataset.num_classes)]
     per_class = np.bincount(known, minlength=max(1, dataset.num_classes))
     readable = None if num_broken is None else len(images) - num_broken

@@ -16,7 +16,7 @@ from cflat.data.images import ImageSet
 from cflat.data.pixels import Indices
 
 Report: TypeAlias = Callable[[str], None]
-"""Receives each problem that is found: `refuse` stops at the first, ``list.append`` collects them all."""
+"""Receives each problem that is found: `refuse` raises the first, ``list.append`` collects them all."""
 
 _HELD_OUT = 3
 """Key of the validation images; 0 to 2 are those of the subsamples."""
@@ -70,10 +70,10 @@ class Dataset:
 
     @checked
     def hold_out(self, validation: Fraction, seed: int = 0) -> Dataset:
-        """Move a share of the training images of each class (and domain) to ``validation``.
+        """Move a fraction of the training images of each class (and domain) to ``validation``.
 
-        At least one image of each group is moved and at least one stays; a group of one image stays whole. A share of 0
-        moves nothing.
+        At least one image of each group is moved and at least one stays; a group of one image stays whole. 0 moves
+        nothing.
         """
         if validation == 0:
             return self
@@ -83,7 +83,7 @@ class Dataset:
 
 
 def share_of(share: float, count: int) -> int:
-    """Return how many of ``count`` images a share above 0 is: at least one, and never all.
+    """Return how many of ``count`` images a fraction above 0 is: at least one, and never all.
 
     >>> [share_of(0.2, count) for count in (1, 2, 10, 13)]
     [0, 1, 2, 3]
@@ -94,7 +94,7 @@ def share_of(share: float, count: int) -> int:
 def image_groups(images: ImageSet) -> dict[tuple[int, int], Indices]:
     """Return the positions of each (label, domain), in ascending order; without domains, that is -1."""
     domains = np.full(len(images), -1) if images.domains is None else images.domains
-    order = np.lexsort((domains, images.labels))
+    order = np.lexsort((domains, images.labels))  # one sort instead of a mask for each group
     keys = np.stack([images.labels[order], domains[order]], axis=1)
     starts = np.flatnonzero(np.any(np.diff(keys, axis=0), axis=1)) + 1
     return {
@@ -106,6 +106,7 @@ def image_groups(images: ImageSet) -> dict[tuple[int, int], Indices]:
 
 def _chosen(images: ImageSet, key: Sequence[int], how_many: Callable[[int], int]) -> Indices:
     """Return positions of random images, ``how_many(count)`` of each (label, domain) that has ``count``."""
+    # A generator per group: images of one class do not depend on which other classes the dataset has.
     chosen = [
         np.random.default_rng((*key, label, domain + 1)).permutation(positions)[: how_many(len(positions))]
         for (label, domain), positions in image_groups(images).items()

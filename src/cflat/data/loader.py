@@ -19,7 +19,7 @@ from torch import Tensor
 
 from cflat._ranges import Count, CountOrZero, check, checked
 from cflat.data.images import ImageSet
-from cflat.data.pixels import FilePixels, Indices, Pixels
+from cflat.data.pixels import FilePixels, Indices
 from cflat.data.transforms import Transform
 from cflat.data.workers import decoded_ahead
 
@@ -54,7 +54,7 @@ class Batch:
     total: int | None = None
     """Images of the whole step, where several ranks share it; None: these are all."""
     is_filler: bool = False
-    """Whether this rank has no image of the step: it keeps step with another's, which counts for nothing."""
+    """Whether this rank has no image of its own in the step; the one it computes on has no weight."""
     replay: tuple[Batch, ...] = ()
     """Stored images that ``Method.replay`` wants in this step: batches of the same size as this one."""
 
@@ -65,7 +65,7 @@ class Batch:
 
     @property
     def share(self) -> float:
-        """The part of the step's images that are in this batch; the shares of all ranks add up to 1."""
+        """Fraction of the step's images that are in this batch; the fractions of all ranks add up to 1."""
         return 0.0 if self.is_filler else 1.0 if self.total is None else len(self) / self.total
 
     def __len__(self) -> int:
@@ -107,8 +107,8 @@ class Batch:
 
 
 @cache
-def _tell_of_joining() -> None:
-    """Say it once."""
+def warn_of_joining() -> None:
+    """Log once per process that single images join the batch before."""
     logger.warning(
         "The last batch of an epoch would be a single image; it joins the batch before, for BatchNorm's sake."
     )
@@ -121,7 +121,7 @@ class BatchLoader:
 
     Every step covers ``batch_size`` images, whatever the number of ranks, and rank r of W takes its images r, r + W,
     r + 2 W, ... No image is left out or repeated: a rank that has none in a step, because there are fewer than ranks,
-    gets one that is marked as a filler, so that all ranks take part in every step.
+    gets one that is marked as a filler, because collectives need all ranks in every step.
 
     Args:
         images: What to load.
@@ -129,7 +129,7 @@ class BatchLoader:
         batch_size: Images per step, on all ranks together.
         shuffle: A new random order for each epoch (training), or the order of the set (testing).
         seed: Seed of order and augmentation.
-        task: Index of the task, so that tasks are not augmented alike.
+        task: Index of the task: tasks are not augmented alike.
         drop_last: Leave out a last step that is not full.
         least_last: A last step with fewer images than this joins the step before it: BatchNorm cannot learn from one.
         rank: Which of the ``world_size`` processes this is.
@@ -158,7 +158,7 @@ class BatchLoader:
             raise ValueError("BatchLoader needs at least one image, got an empty set.")
         self.device = torch.device(self.device)
         if self.has_joined:
-            _tell_of_joining()
+            warn_of_joining()
 
     def __len__(self) -> int:
         """Return the steps per epoch, which are the same for all ranks."""
@@ -228,7 +228,10 @@ class BatchLoader:
         inputs: list[Tensor] = []
         for pixels in images.pixel_parts(mine, decoded):
             done = sum(map(len, inputs))
-            inputs.append(self.transform.apply(self._on_device(pixels), draws[done : done + len(pixels)]))
+            moved = (
+                pixels.to(self.device) if isinstance(pixels, Tensor) else [image.to(self.device) for image in pixels]
+            )
+            inputs.append(self.transform.apply(moved, draws[done : done + len(pixels)]))
         return Batch(
             inputs[0] if len(inputs) == 1 else torch.cat(inputs),
             torch.from_numpy(images.labels[mine]).to(self.device),
@@ -237,9 +240,6 @@ class BatchLoader:
             is_filler=self.rank >= len(chosen),
         )
 
-    def _on_device(self, pixels: Pixels) -> Pixels:
-        return pixels.to(self.device) if isinstance(pixels, Tensor) else [image.to(self.device) for image in pixels]
-
     def _decoded_ahead(self, store: FilePixels, order: Indices, epoch: int, steps: range) -> Iterator[Batch]:
         shares = [self._chosen(order, step) for step in steps]
         rows = [self.images.rows[chosen[self._own(chosen)]] for chosen in shares]
@@ -247,7 +247,7 @@ class BatchLoader:
             yield self._batch(order, epoch, step, decoded)
 
     def _prefetched(self, order: Indices, epoch: int, steps: range) -> Iterator[Batch]:
-        # One thread: steps arrive in order, and decoding and transforms leave the interpreter lock to the model.
+        # One thread: steps arrive in order, and decoding and transforms release the interpreter lock.
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="cflat-loader") as pool:
             pending: list[Future[Batch]] = []
             try:
@@ -257,6 +257,6 @@ class BatchLoader:
                         yield pending.pop(0).result()
                 while pending:
                     yield pending.pop(0).result()
-            finally:
+            finally:  # the consumer may stop early: do not load what nobody will read
                 for future in pending:
                     future.cancel()

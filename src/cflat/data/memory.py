@@ -1,7 +1,7 @@
 """Memories of old training images: exemplars that are chosen when a task ends, and a reservoir filled step by step.
 
-Herding follows iCaRL (Rebuffi et al., 2017): exemplars are ordered so that every prefix of the order has a
-mean close to the class mean, hence shrinking a class keeps its first images.
+Herding follows iCaRL (Rebuffi et al., 2017): every prefix of the order of exemplars has a mean close to the class
+mean, hence shrinking a class keeps its first images.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def herding(features: Tensor, num: int) -> Tensor:
     [2]
     """
     check("num", num, at_least=0, at_most=len(features), integer=True)
-    vectors = features.detach().double()
+    vectors = features.detach().double()  # rounding must not choose between near-equal images
     vectors = vectors / (vectors.norm(dim=1, keepdim=True) + 1e-8)
     mean = vectors.mean(dim=0)
     penalty = vectors.square().sum(dim=1)  # becomes infinite for rows that are taken

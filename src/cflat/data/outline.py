@@ -1,4 +1,4 @@
-"""`Outline`: what a trained method must know of its stream to answer questions, without any image."""
+"""`Outline`: what predictions need to know of the stream that a method was trained on, without any image."""
 
 from __future__ import annotations
 
@@ -66,9 +66,9 @@ class Outline:
     def title_of(self, task: int) -> str:
         """Return what a task is about: its domain, or the names of its classes."""
         name, labels = self.tasks[task]
-        return (
-            name if self.scenario in ("domain", "blurry") else shortlist(self.class_names[labels.start : labels.stop])
-        )
+        if self.scenario in ("domain", "blurry"):
+            return name
+        return shortlist(self.class_names[labels.start : labels.stop])
 
     def empty_tasks(self, num_tasks: int) -> list[Task]:
         """Return the first tasks without their images: enough for `Method.grow`."""
@@ -106,6 +106,7 @@ class Outline:
             tasks = tuple((str(task["name"]), _labels(task, len(names))) for task in values["tasks"])
             if scenario not in get_args(Scenario):
                 raise ValueError(f"unknown scenario {scenario!r:.80}")
+            # type(), not isinstance: Booleans are rejected.
             if not tasks or any(type(number) not in (int, type(None)) or number == 0 for number in (modulus, size)):
                 raise ValueError("it has no tasks, or numbers that are none")
         except (KeyError, TypeError, ValueError) as error:

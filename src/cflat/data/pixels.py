@@ -1,7 +1,7 @@
 """Where pixels come from: arrays in memory, or image files that are decoded on first use and then kept.
 
-Stores hand out uint8 RGB images as (3, H, W) tensors, grey images repeated over the three channels, so that any
-backbone reads any dataset; or one vector for each image, in the place of pixels.
+Stores return uint8 RGB images as (3, H, W) tensors, grey images repeated over the three channels: any backbone reads
+any dataset. Or they return one vector for each image, in the place of pixels.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class ArrayPixels(ArrayStore):
 
     def read(self, rows: Indices) -> Tensor:
         """Return the images of these rows as one batch, grey ones with three equal channels."""
-        return super().read(rows).expand(-1, 3, -1, -1)
+        return super().read(rows).expand(-1, 3, -1, -1)  # a view: grey images take a third of the memory
 
 
 class ArrayVectors(ArrayStore):

@@ -92,7 +92,7 @@ class Stream:
 
     @property
     def shares_labels(self) -> bool:
-        """Whether every task has the same classes, so that a task can be answered before it is learned."""
+        """Whether every task has the same classes: a task can then be answered before it is learned."""
         return self.scenario == "domain" and self.label_modulus is None
 
     @checked
@@ -112,6 +112,7 @@ class Stream:
         digest = hashlib.blake2b(digest_size=16)
         header = (self.scenario, self.num_classes, self.label_modulus, self.class_names)
         digest.update(repr(header).encode(errors="surrogateescape"))
+        # Stores are hashed once, for the rows that the stream uses: tasks share them.
         used: dict[PixelStore, list[Indices]] = {}
         for task in self.tasks:
             digest.update(repr((task.index, task.name, task.classes)).encode(errors="surrogateescape"))

@@ -108,6 +108,7 @@ class PaddedCrop:
         """Return floats in [0, 1]; images of another size are resized first."""
         square = ResizeCrop(self.size, self.size).fit(images)
         padded = torch.nn.functional.pad(square, [self.padding] * 4)
+        # Floor of a draw in [0, 1) times the number of places: all are equally likely.
         top, left = (draws.to(padded.device) * (2 * self.padding + 1)).long().unbind(1)
         windows = padded.unfold(2, self.size, 1).unfold(3, self.size, 1)  # a view: (B, 3, tops, lefts, size, size)
         return unit_range(windows[torch.arange(len(padded), device=padded.device), :, top, left])
@@ -124,6 +125,7 @@ class RandomResizedCrop:
 
     def __call__(self, images: Pixels, draws: Tensor) -> Tensor:
         """Return floats in [0, 1]."""
+        # Boxes are computed on the CPU: their bits must not depend on the device.
         shapes = torch.tensor([image.shape[-2:] for image in images]).reshape(-1, 2)
         boxes = crop_boxes(shapes, draws, self.scale, self.ratio)
         if isinstance(images, Tensor) and _is_dense(images):
@@ -184,7 +186,7 @@ class Normalize:
 
 
 def _is_dense(images: Tensor) -> bool:
-    """Whether to crop by matrix products: a matter of size alone, so that a batch cannot change an image."""
+    """Whether to crop by matrix products: a matter of size alone, lest the batch changes an image."""
     return images.is_cuda or images.shape[-1] * images.shape[-2] <= DENSE_RESAMPLE_PIXELS
 
 
@@ -202,6 +204,7 @@ def crop_boxes(shapes: Tensor, draws: Tensor, scale: Sequence[float], ratio: Seq
     """
     height, width = shapes.double().unsqueeze(-1).unbind(1)  # (B, 1) each
     area_draws, ratio_draws, place = draws.split([CROP_ATTEMPTS, CROP_ATTEMPTS, 2], dim=1)
+    # All attempts at once, then the first that fits: no loop over images, and a fixed number of draws for each.
     area = height * width * (scale[0] + (scale[1] - scale[0]) * area_draws)
     low, high = math.log(ratio[0]), math.log(ratio[1])
     aspect = torch.exp(low + (high - low) * ratio_draws)
@@ -222,7 +225,7 @@ def resample(images: Tensor, boxes: Tensor, size: int) -> Tensor:
     """Cut one box (top, left, height, width) out of each float image and resize it to ``size``, all images at once.
 
     Equal to torchvision's antialiased bilinear resize of each crop: a separable filter, here as one weight
-    matrix per image and axis, so that a batch costs two batched matrix products.
+    matrix per image and axis: a batch costs two batched matrix products.
     """
     top, left, height, width = boxes.unbind(1)
     rows = _filter_weights(top, height, images.shape[2], size, images.dtype)
@@ -231,7 +234,7 @@ def resample(images: Tensor, boxes: Tensor, size: int) -> Tensor:
 
 
 def _filter_weights(start: Tensor, length: Tensor, extent: int, size: int, dtype: torch.dtype) -> Tensor:
-    """Return (B, size, extent): the share of each input pixel in each output pixel along one axis."""
+    """Return (B, size, extent): the weight of each input pixel in each output pixel along one axis."""
     step = (length.double() / size)[:, None, None]
     support = step.clamp(min=1)  # wider than one pixel only when shrinking: that is the antialiasing
     output = torch.arange(size, device=start.device).double()[None, :, None]

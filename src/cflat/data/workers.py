@@ -1,8 +1,8 @@
 """Decode image files in worker processes, ahead of their use, for tasks that do not fit into memory.
 
-Workers only decode, and only what is not kept in memory: order, augmentation and the cache stay with the process that
-trains, so that batches are the same bits for any number of workers. Memory is bounded by the cache and by the few
-batches that are under way.
+Workers only decode, and only what is not kept in memory. Order, augmentation and the cache stay with the process that
+trains: batches are the same bits for any number of workers. Memory is bounded by the cache and by the few batches that
+are under way.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def decoded_ahead(store: FilePixels, steps: Sequence[Indices], num_workers: int)
     The worker processes end with the iterator. A file that cannot be decoded raises a `DataError`.
     """
     if len(store.cache) and not any(len(store.missing(rows)) for rows in steps):
-        yield from ({} for _ in steps)
+        yield from ({} for _ in steps)  # nothing is left to decode: start no process
         return
     loader = DataLoader(
         _Files(store),
@@ -44,8 +44,8 @@ def decoded_ahead(store: FilePixels, steps: Sequence[Indices], num_workers: int)
 class _Files(Dataset[tuple[Tensor, Tensor] | str]):
     """What a worker does: decode the files of these rows, into one tensor and a table of (row, height, width).
 
-    One tensor, since each that travels takes a file descriptor of the process that trains. Of a broken file, say what
-    is wrong.
+    One tensor, since each that travels takes a file descriptor of the process that trains. For a broken file, return
+    the message: exceptions of workers arrive wrapped in a traceback.
     """
 
     def __init__(self, store: FilePixels) -> None:

@@ -40,6 +40,7 @@ class AdaptedClassifier(nn.Module):
 
     def stem(self, images: Tensor) -> dict[str, Tensor]:
         """Return what no adapter changes, (B, N, D): the tokens behind block 0's attention and behind its MLP."""
+        # The first adapter acts beside this MLP, so both are the same in all evaluations of a step.
         block = vit_of(self.backbone).blocks[0]
 
         def enter(tokens: Tensor) -> dict[str, Tensor]:

@@ -1,6 +1,6 @@
 """The contract of a continual-learning method.
 
-A method says what is learned: which network, which loss, what happens at the borders of a task. It never sees
+A method defines what is learned: which network, which loss, what happens at task boundaries. It never sees
 optimizers, epochs, devices, loaders or checkpoints. One training step evaluates the same objective one to four
 times at perturbed weights, hence the split:
 
@@ -130,7 +130,7 @@ class Method(nn.Module):
     """A continual-learning method; subclass it in one file and register it.
 
     Everything that must survive a restart is a parameter, a buffer, a submodule, or in `extra_state`. Structure is
-    built by `grow` alone, so that a restored run can rebuild it before it loads the values.
+    built by `grow` alone: a restored run rebuilds it before it loads the values.
 
     Attributes:
         network: The module that is trained; `loss` receives it back, possibly wrapped for several devices.
@@ -157,7 +157,7 @@ class Method(nn.Module):
         return [ParamGroup([p for p in self.network.parameters() if p.requires_grad])]
 
     def enter_phase(self, task: Task, phase: Phase) -> None:
-        """Freeze and unfreeze what ``phase`` asks for; called whenever a phase begins or goes on after a restart."""
+        """Freeze and unfreeze what ``phase`` asks for; called whenever a phase begins or is resumed."""
 
     def set_train_mode(self) -> None:
         """Switch the network to training mode; parts that are frozen stay in evaluation mode."""
@@ -170,7 +170,7 @@ class Method(nn.Module):
         """Do what must happen before one phase, once."""
 
     def train_images(self, task: Task) -> ImageSet:
-        """Return what ``task`` is trained on; methods with a memory add their exemplars."""
+        """Return the images that ``task`` is trained on; methods with a memory add their exemplars."""
         return task.train
 
     def replay(self, num_images: int, rng: np.random.Generator) -> Sequence[Replay]:

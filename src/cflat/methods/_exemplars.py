@@ -1,4 +1,4 @@
-"""What rehearsal methods share: settings of the exemplar memory and its place in a task."""
+"""What methods with a memory share: its budget, its place in a task and in checkpoints."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from cflat._settings import Count, settings_class
-from cflat.data import Batch, ExemplarMemory, ImageSet, Task
+from cflat.data import Batch, ExemplarMemory, ImageSet, ReservoirMemory, Task
 from cflat.methods import Extract, Method, StreamInfo
 from cflat.nn import NearestMeanHead
 
@@ -40,20 +40,9 @@ class MemoryConfig(BudgetConfig):
     selection: Literal["herding", "random"] = "herding"
     """How exemplars are chosen."""
 
-    def make_memory(self) -> ExemplarMemory:
-        """Return an empty memory with this budget."""
+    def make_memory(self, info: StreamInfo) -> ExemplarMemory:
+        """Return an empty memory; raise, before anything is trained, if classes of the stream will find no room."""
         total, per_class = self.budget
-        return ExemplarMemory(total=total, per_class=per_class, selection=self.selection)
-
-
-class Rehearsal(Method):
-    """A method that trains on exemplars of earlier tasks besides the present one."""
-
-    def __init__(self, config: MemoryConfig, info: StreamInfo) -> None:
-        super().__init__(info)
-        self.memory = config.make_memory()
-        # Reject, before training, a memory without room for each class, and for each domain if they share labels.
-        total, per_class = self.memory.total, self.memory.per_class
         is_shared = info.scenario == "domain" and info.label_modulus is None
         least = (info.num_tasks or 1) if is_shared else 1
         if per_class is not None and per_class < least:
@@ -64,6 +53,27 @@ class Rehearsal(Method):
             least *= info.num_classes
             each = "class and domain" if is_shared else "class"
             raise ValueError(f"method.memory_total must be at least {least}, one image for each {each}, got {total}.")
+        return ExemplarMemory(total=total, per_class=per_class, selection=self.selection)
+
+
+class Remembering(Method):
+    """A method with a memory, whose rows are part of its checkpoints."""
+
+    memory: ExemplarMemory | ReservoirMemory
+
+    def extra_state(self) -> dict[str, Any]:
+        """Return the rows of the stored images and what belongs to them."""
+        return {"memory": self.memory.state()}
+
+    def load_extra_state(self, state: dict[str, Any], train: ImageSet) -> None:
+        """Find the stored images again."""
+        self.memory.load_state(state["memory"], train)
+
+
+class Rehearsal(Remembering):
+    """A method that trains on exemplars of earlier tasks besides the present one."""
+
+    memory: ExemplarMemory
 
     def train_images(self, task: Task) -> ImageSet:
         """Return the task's images and all exemplars."""
@@ -71,15 +81,8 @@ class Rehearsal(Method):
 
     def skip_task(self, task: Task) -> None:
         """Keep as many exemplars as the task would leave."""
+        # Which ones does not matter for the cost: random features select quickly.
         self.memory.update(task.train, torch.rand(len(task.train), 2))
-
-    def extra_state(self) -> dict[str, Any]:
-        """Return the rows of the exemplars."""
-        return {"memory": self.memory.state()}
-
-    def load_extra_state(self, state: dict[str, Any], train: ImageSet) -> None:
-        """Find the exemplars again."""
-        self.memory.load_state(state["memory"], train)
 
 
 class RehearsalWithMeans(Rehearsal):

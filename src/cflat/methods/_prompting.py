@@ -11,11 +11,11 @@ from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from cflat._settings import Count, NotNegative, settings_class
 from cflat.data import Batch, Task
 from cflat.methods import Loss, Method, StreamInfo
+from cflat.methods._classifier import classify
 from cflat.nn import Backbone, LinearHead, PrefixPrompts, PromptPool, freeze, vit
 
 Prompts = TypeVar("Prompts", bound=PromptPool | PrefixPrompts)
@@ -89,7 +89,7 @@ class PromptMethod(Method):
     def grow(self, task: Task) -> None:
         """Add outputs for the new classes."""
         self.classes = task.classes
-        self.network.head.grow(task.classes.stop - self.network.head.num_classes)
+        self.network.head.grow_to(task.classes.stop)
 
     def prepare(self, batch: Batch) -> Batch:
         """Add tokens and queries, which no trained weight changes, and ids, which a perturbed key must not change."""
@@ -100,9 +100,7 @@ class PromptMethod(Method):
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
         """Classify among the classes of the task and pull the chosen keys to the queries."""
         logits, agreement = model(*(batch.extras[name] for name in ("tokens", "query", "ids")))
-        own = logits[:, self.classes.start : self.classes.stop]  # as logits of -inf for all other classes
-        classify = functional.cross_entropy(own, batch.labels - self.classes.start)
-        return Loss({"classify": classify, "pull": -self.pull * agreement})
+        return Loss({"classify": classify(logits, batch.labels, self.classes), "pull": -self.pull * agreement})
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
         """Return logits with prompts that each image chose for itself, and with those that the batch voted for."""
@@ -111,6 +109,7 @@ class PromptMethod(Method):
         own, voted = (self.test_ids(query, batchwise=batchwise) for batchwise in (False, True))
         batchwise = self.network(tokens, query, voted)[0]
         instancewise = batchwise.clone()
+        # Most images get the prompts that they want: only the others need a second pass.
         is_outvoted = (own != voted).view(len(batch), -1).any(dim=1)
         if is_outvoted.any():
             instancewise[is_outvoted] = self.network(tokens[is_outvoted], query[is_outvoted], own[is_outvoted])[0]
@@ -119,8 +118,8 @@ class PromptMethod(Method):
     def _query_once(self, batch: Batch, tokens: Tensor) -> Tensor:
         """Return the queries of test images, kept over the run; no part of checkpoints, they can be computed again.
 
-        An image is known by its row and a sum of its pixels, so that equal rows of two splits, or other transforms,
-        never get each other's queries; by their places the sum tells an image from its mirror image.
+        The key is the row and a weighted sum of the pixels: equal rows of two splits, or other transforms, never get
+        each other's queries. The weights differ by place, which separates an image from its mirror image.
         """
         pixels = batch.images.flatten(1)
         places = torch.linspace(1, 2, pixels.shape[1], device=pixels.device)

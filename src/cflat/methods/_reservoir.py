@@ -1,21 +1,22 @@
 """What methods share that replay from a reservoir: a batch of stored images in every step, and a memory that follows.
 
-The memory is filled step by step, so that these methods need no borders of tasks and run on online streams.
+The memory is filled step by step: these methods need no task boundaries and run on online streams.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 
 from cflat._settings import settings_class
 from cflat.data import ImageSet, ReservoirMemory, Task
-from cflat.methods import Method, Replay, Seen, StreamInfo
-from cflat.methods._exemplars import BudgetConfig
-from cflat.nn import Backbone, Classifier
+from cflat.methods import Replay, Seen, StreamInfo
+from cflat.methods._classifier import ClassifierMethod
+from cflat.methods._exemplars import BudgetConfig, Remembering
+from cflat.nn import Backbone
 
 
 @settings_class
@@ -27,18 +28,17 @@ class ReservoirConfig(BudgetConfig):
     number. With memory_per_class every class has a reservoir of its own."""
 
 
-class ReservoirReplay(Method):
+class ReservoirReplay(Remembering, ClassifierMethod):
     """Train on each batch together with batches from the reservoir; the batch then enters it."""
 
-    network: Classifier
+    memory: ReservoirMemory
     num_replays = 1
     """Batches from the reservoir in each step."""
     first_replay = 0
     """The task from which on stored images are replayed."""
 
     def __init__(self, config: ReservoirConfig, backbone: Backbone, info: StreamInfo) -> None:
-        super().__init__(info)
-        self.network = Classifier(backbone)
+        super().__init__(config, backbone, info)
         total, per_class = config.budget
         self.memory = ReservoirMemory(total=total, per_class=per_class, balanced=config.sampling == "balanced")
         if total is not None and config.sampling == "balanced" and total < info.num_classes:
@@ -48,8 +48,8 @@ class ReservoirReplay(Method):
 
     def grow(self, task: Task) -> None:
         """Add outputs for the new classes."""
+        super().grow(task)
         self.task_index, self.source = task.index, task.train
-        self.network.head.grow(task.classes.stop - self.network.head.num_classes)
 
     def replay(self, num_images: int, rng: np.random.Generator) -> Sequence[Replay]:
         """Return stored images, chosen anew in every step."""
@@ -59,18 +59,10 @@ class ReservoirReplay(Method):
         return [Replay(*self.memory.draw(num_images, rng, self.source)) for _ in range(self.num_replays)]
 
     def after_step(self, seen: Seen) -> None:
-        """Let the batch into the reservoir, with what the loss has put out for it."""
+        """Add the batch to the reservoir, with what the loss has returned for it."""
         self.memory.observe(seen.rows, seen.labels, **seen.outputs)
 
     def skip_task(self, task: Task) -> None:
         """Have stored as many images as the task would leave."""
         rows, labels = torch.from_numpy(task.train.rows), torch.from_numpy(task.train.labels)
         self.after_step(Seen(rows, labels, {"logits": torch.zeros(len(rows), task.classes.stop)}))
-
-    def extra_state(self) -> dict[str, Any]:
-        """Return the rows of the stored images and what belongs to them."""
-        return {"memory": self.memory.state()}
-
-    def load_extra_state(self, state: dict[str, Any], train: ImageSet) -> None:
-        """Find the stored images again."""
-        self.memory.load_state(state["memory"], train)

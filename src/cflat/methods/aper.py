@@ -36,7 +36,7 @@ class APER(FirstTaskAdapted):
     def grow(self, task: Task) -> None:
         """Make room for the means of the new classes; the head belongs to the first task."""
         super().grow(task)
-        self.means.grow(task.classes.stop - self.means.num_classes)
+        self.means.grow_to(task.classes.stop)
 
     def finish_task(self, task: Task, extract: Extract) -> None:
         """Take the task's features into the class means."""

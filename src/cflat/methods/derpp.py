@@ -13,9 +13,8 @@ from torch.nn import functional
 
 from cflat._settings import NotNegative, settings_class
 from cflat.data import Batch
-from cflat.methods import Loss, StreamInfo, register_method
+from cflat.methods import Loss, register_method
 from cflat.methods._reservoir import ReservoirConfig, ReservoirReplay
-from cflat.nn import Backbone
 
 
 @settings_class
@@ -41,10 +40,7 @@ class DERpp(ReservoirReplay):
     """Cross-entropy on the new images, stored logits and cross-entropy on two batches of stored ones."""
 
     num_replays = 2
-
-    def __init__(self, config: DERppConfig, backbone: Backbone, info: StreamInfo) -> None:
-        super().__init__(config, backbone, info)
-        self.config = config
+    config: DERppConfig
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
         """Classify new and stored images and keep the stored logits; give the new logits to the memory."""
@@ -60,6 +56,7 @@ class DERpp(ReservoirReplay):
 
 def squared_distance(logits: Tensor, stored: Tensor, widths: Tensor) -> Tensor:
     """Return the mean squared distance to stored logits, for each image over the classes that existed then."""
+    # Zeros fill up logits of a narrower head; without the mask they would be targets.
     is_known = torch.arange(stored.shape[1], device=stored.device) < widths[:, None]
     squares = (logits[:, : stored.shape[1]] - stored).square() * is_known
     return (squares.sum(dim=1) / widths).mean()

@@ -98,6 +98,7 @@ class DUCT(Method):
 
     def enter_phase(self, task: Task, phase: Phase) -> None:
         """Freeze the backbone in all but the first phase."""
+        # A frozen backbone also lets `prepare` compute the features once per step.
         self.network.backbone.requires_grad_(phase.name == "train")
 
     def param_groups(self, task: Task, phase: Phase) -> list[ParamGroup]:
@@ -138,6 +139,7 @@ class DUCT(Method):
     @torch.no_grad()
     def finish_task(self, task: Task, extract: Extract) -> None:
         """Transport the new rows to every old block."""
+        # From the rows as they were before: blocks must not depend on the order in which they are done.
         rows, means, new = self.network.rows, self.means.means, self._present(self.blocks[-1])
         for block in self.blocks[:-1]:
             old = self._present(block)
@@ -199,7 +201,7 @@ class DUCTNetwork(nn.Module):
         return not any(parameter.requires_grad for parameter in self.backbone.parameters())
 
     def add_block(self, num_new: int, *, zero_rows: bool) -> None:
-        """Put the newest rows to the old ones and begin a new block; the scale goes on."""
+        """Add the newest rows to the old ones and begin a new block; the scale is kept."""
         # Apart from the new rows, old ones escape weight decay and the norms of perturbations.
         self.old_rows = self.rows
         head = CosineHead(self.head.feature_dim)

@@ -1,7 +1,7 @@
 """EASE: one set of adapters per task, their features joined by prototypes (Zhou et al., 2024).
 
 Block j of the prototypes holds class means of the features under adapter set j. A class has true means in the blocks
-up to that of its own task; images for later blocks are gone, so that these are completed: an old class is in the new
+up to that of its own task; images for later blocks are gone, hence these are completed: an old class is in the new
 block the mixture of new classes to which it is similar in its own block. Scores weight a class's own block with 1
 and all others together with alpha.
 """
@@ -54,7 +54,7 @@ class EASE(AdaptedMethod):
     def __init__(self, config: EASEConfig, backbone: Backbone, info: StreamInfo) -> None:
         super().__init__(config, backbone, info)
         self.config = config
-        # A fresh set adds nothing, so that the plain network takes part in the batched pass.
+        # A fresh set adds nothing: with it, the plain network takes part in the batched pass.
         plain = [config.make_adapters(backbone)] if config.use_init_ptm else []
         self.frozen_sets = freeze(nn.ModuleList(plain))
         self.register_buffer("prototypes", torch.empty(len(plain), 0, backbone.feature_dim))  # (blocks, classes, D)
@@ -65,6 +65,7 @@ class EASE(AdaptedMethod):
         if self.starts:
             self.frozen_sets.append(freeze(self.network.adapters))
             self.network.adapters = self.config.make_adapters(self.network.backbone)
+        # A proxy for training only, thrown away with the task: prototypes classify.
         self.network.head = CosineHead(self.network.head.feature_dim, task.num_classes)
         self.first_class = task.classes.start
         self.starts.append(self.first_class)

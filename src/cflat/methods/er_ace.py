@@ -11,9 +11,8 @@ from torch import nn
 from torch.nn import functional
 
 from cflat.data import Batch
-from cflat.methods import Loss, StreamInfo, register_method
+from cflat.methods import Loss, register_method
 from cflat.methods._reservoir import ReservoirConfig, ReservoirReplay
-from cflat.nn import Backbone
 from cflat.nn.ranks import sum_over_batch
 
 
@@ -31,10 +30,6 @@ class ERACE(ReservoirReplay):
 
     first_replay = 1
 
-    def __init__(self, config: ReservoirConfig, backbone: Backbone, info: StreamInfo) -> None:
-        super().__init__(config, backbone, info)
-        self.config = config
-
     def prepare(self, batch: Batch) -> Batch:
         """Add the classes of the whole batch, which may be on several ranks, as a row for each image."""
         counts = torch.bincount(batch.labels, minlength=self.network.head.num_classes)
@@ -43,7 +38,7 @@ class ERACE(ReservoirReplay):
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
         """Classify new images among the classes of their batch, stored ones among all."""
         logits = model(batch.images)
-        if self.task_index >= self.first_replay:
+        if self.task_index >= self.first_replay:  # as public code does: the first task has nothing to protect
             logits = logits.masked_fill(~batch.extras["is_present"], -torch.inf)
         parts = {"classify": functional.cross_entropy(logits, batch.labels)}
         if batch.replay:

@@ -11,12 +11,12 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from cflat._settings import Count, NotNegative, Positive, Share, settings_class
 from cflat.data import Batch, Task
-from cflat.methods import Extract, Loss, Method, StreamInfo, register_method
-from cflat.nn import Backbone, Classifier, WeightAnchor
+from cflat.methods import Extract, Loss, StreamInfo, register_method
+from cflat.methods._classifier import ClassifierMethod, classify
+from cflat.nn import Backbone, WeightAnchor
 
 
 @settings_class
@@ -52,29 +52,27 @@ class EWCConfig:
     is_shardable=False,
     paper="Overcoming catastrophic forgetting in neural networks (2017)",
 )
-class EWC(Method):
+class EWC(ClassifierMethod):
     """Cross-entropy on the present task, and the penalty."""
 
-    network: Classifier
+    config: EWCConfig
 
     def __init__(self, config: EWCConfig, backbone: Backbone, info: StreamInfo) -> None:
-        super().__init__(info)
-        self.config = config
-        self.network = Classifier(backbone)
+        super().__init__(config, backbone, info)
         self.anchor = WeightAnchor()
-        self.classes = range(0)
         self.is_anchored = False
 
     def grow(self, task: Task) -> None:
         """Add outputs for the new classes; they are not held."""
-        self.network.head.grow(task.classes.stop - self.network.head.num_classes)
+        super().grow(task)
+        if self.config.classes == "new":
+            self.classes = task.classes
         self.anchor.resize_(self.network)
         self.is_anchored = task.index > 0
-        self.classes = task.classes if self.config.classes == "new" else range(task.classes.stop)
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
         """Classify, and hold the weights."""
-        parts = {"classify": self._classify(model(batch.images), batch.labels)}
+        parts = dict(super().loss(model, batch).parts)
         if self.is_anchored:
             parts["penalty"] = self.config.weight / 2 * self.anchor(self.network)
         return Loss(parts)
@@ -85,16 +83,13 @@ class EWC(Method):
         total = extract.sum(task.train, self._squared_gradients, labels=True, gradients=True, batch_size=size)
         fisher = (total / len(task.train)).clamp(max=self.config.fisher_max or torch.inf)
         params = dict(self.network.named_parameters())
+        # In the order of `parameters`, in which `_squared_gradients` joined them.
         parts = fisher.split([param.numel() for param in params.values()])
         importance = {name: part.view_as(params[name]) for name, part in zip(params, parts, strict=True)}
         if self.config.consolidation == "online":
             self.anchor.replace_(self.network, importance, decay=self.config.decay)
         else:
             self.anchor.add_(self.network, importance)
-
-    def _classify(self, logits: Tensor, labels: Tensor) -> Tensor:
-        own = logits[:, self.classes.start : self.classes.stop]
-        return functional.cross_entropy(own, labels - self.classes.start)
 
     def _squared_gradients(self, images: Tensor, labels: Tensor) -> Tensor:
         """Return the squared gradient of the mean log-likelihood, once for each image, as one vector."""
@@ -104,9 +99,10 @@ class EWC(Method):
             (own,) = logits[:, self.classes.start : self.classes.stop].detach().softmax(dim=1).tolist()
             wanted = self.classes if self.config.fisher == "true" else labels.tolist()
             chances = [(own[c - self.classes.start], torch.full_like(labels, c)) for c in wanted]
+        # One flat vector: ranks sum it in a single collective.
         total = torch.zeros_like(torch.cat([param.flatten() for param in params]))
         for chance, targets in chances:
-            loss = self._classify(logits, targets)
+            loss = classify(logits, targets, self.classes)
             gradients = torch.autograd.grad(loss, params, retain_graph=len(chances) > 1)
             total += chance * torch.cat([gradient.flatten() for gradient in gradients]).square()
         return len(images) * total

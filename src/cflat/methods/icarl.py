@@ -7,14 +7,13 @@ and the distillation term carries no factor T^2.
 from __future__ import annotations
 
 from torch import nn
-from torch.nn import functional
 
 from cflat._settings import Positive, settings_class
-from cflat.data import Batch, Task
+from cflat.data import Batch
 from cflat.methods import Loss, StreamInfo, register_method
-from cflat.methods._distillation import distillation
+from cflat.methods._classifier import DistilledMethod, classify, distillation
 from cflat.methods._exemplars import MemoryConfig, RehearsalWithMeans
-from cflat.nn import Backbone, Classifier, NearestMeanHead, frozen_copy
+from cflat.nn import Backbone, NearestMeanHead
 
 
 @settings_class
@@ -34,34 +33,21 @@ class ICaRLConfig(MemoryConfig):
     is_shardable=False,
     paper="iCaRL: Incremental Classifier and Representation Learning (2017)",
 )
-class ICaRL(RehearsalWithMeans):
+class ICaRL(RehearsalWithMeans, DistilledMethod):
     """Fine-tune everything on new classes and exemplars while staying close to the previous network's logits."""
 
     scores = ("nme", "cnn")
-    network: Classifier
+    config: ICaRLConfig
 
     def __init__(self, config: ICaRLConfig, backbone: Backbone, info: StreamInfo) -> None:
-        super().__init__(config, info)
-        self.config = config
-        self.network = Classifier(backbone)
-        self.teacher: Classifier | None = None
+        super().__init__(config, backbone, info)
+        self.memory = config.make_memory(info)
         self.means = NearestMeanHead(backbone.feature_dim, metric="euclidean")
-
-    def grow(self, task: Task) -> None:
-        """Keep the previous network as teacher and add outputs for the new classes."""
-        if task.index > 0:
-            self.teacher = None  # a teacher must not contain its own teacher's copy
-            self.teacher = frozen_copy(self.network)
-        self.network.head.grow(task.classes.stop - self.network.head.num_classes)
-
-    def prepare(self, batch: Batch) -> Batch:
-        """Add the teacher's logits: they depend on no trained weight."""
-        return batch if self.teacher is None else batch.with_(teacher=self.teacher(batch.images))
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
         """Classify among all seen classes and keep the old logits."""
         logits = model(batch.images)
-        parts = {"classify": functional.cross_entropy(logits, batch.labels)}
+        parts = {"classify": classify(logits, batch.labels, self.classes)}
         if "teacher" in batch.extras:
             parts["distil"] = distillation(logits, batch.extras["teacher"], self.config.temperature)
         return Loss(parts)

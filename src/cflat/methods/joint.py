@@ -1,20 +1,18 @@
 """Joint: train on all tasks seen so far together; the upper bound of the field.
 
 It keeps every image of the stream, so it is no continual learner. By default every task starts again from the same
-weights, so that stage t is what one long training on the first t tasks would give.
+weights: stage t is what one long training on the first t tasks would give.
 """
 
 from __future__ import annotations
 
 from typing import Literal
 
-from torch import nn
-from torch.nn import functional
-
 from cflat._settings import settings_class
-from cflat.data import Batch, ImageSet, Task
-from cflat.methods import Extract, Loss, Method, StreamInfo, register_method
-from cflat.nn import Backbone, Classifier, LinearHead, frozen_copy
+from cflat.data import ImageSet, Task
+from cflat.methods import Extract, StreamInfo, register_method
+from cflat.methods._classifier import ClassifierMethod
+from cflat.nn import Backbone, LinearHead, frozen_copy
 
 
 @settings_class
@@ -32,22 +30,18 @@ class JointConfig:
     scenarios=("class", "task", "domain", "blurry"),
     is_shardable=False,
 )
-class Joint(Method):
+class Joint(ClassifierMethod):
     """Cross-entropy over all seen classes, on every image seen so far."""
 
-    network: Classifier
-
     def __init__(self, config: JointConfig, backbone: Backbone, info: StreamInfo) -> None:
-        super().__init__(info)
-        self.config = config
-        self.network = Classifier(backbone)
+        super().__init__(config, backbone, info)
         self.start = frozen_copy(backbone) if config.start == "same" else None
         self.seen: list[ImageSet] = []
 
     def grow(self, task: Task) -> None:
         """Add outputs for the new classes, and remember the images: a restored run comes here for every task."""
+        super().grow(task)
         self.seen.append(task.train)
-        self.network.head.grow(task.classes.stop - self.network.head.num_classes)
 
     def start_task(self, task: Task, extract: Extract) -> None:
         """Go back to the weights of the first task, with a new head."""
@@ -60,7 +54,3 @@ class Joint(Method):
     def train_images(self, task: Task) -> ImageSet:
         """Return every image seen so far."""
         return ImageSet.concat(self.seen)
-
-    def loss(self, model: nn.Module, batch: Batch) -> Loss:
-        """Classify among all seen classes."""
-        return Loss({"classify": functional.cross_entropy(model(batch.images), batch.labels)})

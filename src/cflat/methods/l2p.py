@@ -52,5 +52,5 @@ class L2P(PromptMethod):
         return self.test_ids(query, batchwise=self.config.training_selection == "batchwise")
 
     def test_ids(self, query: Tensor, *, batchwise: bool) -> Tensor:
-        """Return ids (B, top_k) in ascending order: prompts have no position, so that equal sets are equal ids."""
+        """Return ids (B, top_k) in ascending order: prompts have no position, hence equal sets are equal ids."""
         return self.network.prompts.select(query, batchwise=batchwise).sort(dim=1).values

@@ -9,13 +9,12 @@ from __future__ import annotations
 from typing import Literal
 
 from torch import Tensor, nn
-from torch.nn import functional
 
 from cflat._settings import NotNegative, Positive, settings_class
 from cflat.data import Batch, Task
-from cflat.methods import Loss, Method, StreamInfo, register_method
-from cflat.methods._distillation import distillation
-from cflat.nn import Backbone, Classifier, frozen_copy
+from cflat.methods import Loss, StreamInfo, register_method
+from cflat.methods._classifier import DistilledMethod, classify, distillation
+from cflat.nn import Backbone
 
 WEIGHTS = {"toolbox": 3.0, "paper": 1.0}
 """Of the distillation term, by the way it is computed."""
@@ -41,39 +40,27 @@ class LwFConfig:
     is_shardable=False,
     paper="Learning without Forgetting (2016)",
 )
-class LwF(Method):
+class LwF(DistilledMethod):
     """Cross-entropy among the classes of the task, distillation for those before it."""
 
-    network: Classifier
+    config: LwFConfig
 
     def __init__(self, config: LwFConfig, backbone: Backbone, info: StreamInfo) -> None:
-        super().__init__(info)
-        self.config = config
+        super().__init__(config, backbone, info)
         self.weight = WEIGHTS[config.weighting] if config.weight is None else config.weight
-        self.network = Classifier(backbone)
-        self.teacher: Classifier | None = None
-        self.classes = range(0)
         self.old: list[range] = []
 
     def grow(self, task: Task) -> None:
-        """Keep the previous network as teacher and add outputs for the new classes."""
-        if task.index > 0:
-            self.teacher = None  # a teacher must not contain its own teacher's copy
-            self.teacher = frozen_copy(self.network)
-            if self.classes not in self.old:  # domains share their classes, and one head
-                self.old.append(self.classes)
+        """Keep the previous network as teacher, and its classes as those that are distilled."""
+        if task.index > 0 and self.classes not in self.old:  # domains share their classes, and one head
+            self.old.append(self.classes)
+        super().grow(task)
         self.classes = task.classes
-        self.network.head.grow(task.classes.stop - self.network.head.num_classes)
-
-    def prepare(self, batch: Batch) -> Batch:
-        """Add the teacher's logits: they depend on no trained weight."""
-        return batch if self.teacher is None else batch.with_(teacher=self.teacher(batch.images))
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
         """Classify among the classes of the task and keep the logits of the old ones."""
         logits = model(batch.images)
-        own = logits[:, self.classes.start : self.classes.stop]
-        parts = {"classify": functional.cross_entropy(own, batch.labels - self.classes.start)}
+        parts = {"classify": classify(logits, batch.labels, self.classes)}
         if "teacher" in batch.extras:
             parts["distil"] = self.weight * self._distil(logits, batch.extras["teacher"])
         return Loss(parts)

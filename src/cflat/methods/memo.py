@@ -44,8 +44,9 @@ class MEMO(RehearsalWithMeans):
     network: MEMONetwork
 
     def __init__(self, config: MEMOConfig, backbone: Backbone, info: StreamInfo) -> None:
-        super().__init__(config, info)
+        super().__init__(info)
         self.config = config
+        self.memory = config.make_memory(info)
         self.trains_base = backbone.family != "vit" if config.train_base is None else config.train_base
         self.network = MEMONetwork(backbone, config.specialised_init == "random")
         self.means = NearestMeanHead(backbone.feature_dim, metric="euclidean")
@@ -59,6 +60,7 @@ class MEMO(RehearsalWithMeans):
             if not self.trains_base:
                 freeze(self.network.generalised)
         self.network.head.grow(task.num_classes)
+        # Features have become wider: old means are of no use and are computed anew when the task ends.
         self.means = NearestMeanHead(self.network.head.feature_dim, metric="euclidean")
 
     def prepare(self, batch: Batch) -> Batch:
@@ -73,6 +75,7 @@ class MEMO(RehearsalWithMeans):
         logits, auxiliary = model(batch.images, batch.extras.get("shared"), batch.extras.get("old"))
         parts = {"classify": functional.cross_entropy(logits, batch.labels)}
         if auxiliary is not None:
+            # Class 0 of the auxiliary classifier stands for all old classes.
             targets = (batch.labels - self.num_old + 1).clamp(min=0)
             parts["auxiliary"] = self.config.auxiliary_weight * functional.cross_entropy(auxiliary, targets)
         return Loss(parts)

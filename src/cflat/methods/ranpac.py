@@ -35,6 +35,7 @@ class RanPACConfig(AdapterConfig):
     def make_head(self, feature_dim: int) -> RidgeHead:
         """Return an empty ridge head; torch's generator decides its projection."""
         num_projections = self.num_projections or min(10_000, 16 * feature_dim)
+        # Drawn from a seed, the projection advances the global generator alike for every size.
         seed = int(torch.randint(2**31, ()))
         dtype = torch.float64 if self.double else torch.float32
         return RidgeHead(feature_dim, num_projections, seed=seed, scoring=self.scoring, dtype=dtype)
@@ -60,7 +61,7 @@ class RanPAC(FirstTaskAdapted):
     def grow(self, task: Task) -> None:
         """Make room for the new classes; the head belongs to the first task."""
         super().grow(task)
-        self.ridge.grow(task.classes.stop - self.ridge.num_classes)
+        self.ridge.grow_to(task.classes.stop)
 
     def phases(self, task: Task) -> tuple[Phase, ...]:
         """Return one phase for the first task, none for later ones or without adaptation."""

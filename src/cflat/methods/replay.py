@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from torch import nn
-from torch.nn import functional
-
-from cflat.data import Batch, Task
-from cflat.methods import Extract, Loss, StreamInfo, register_method
+from cflat.data import Task
+from cflat.methods import Extract, StreamInfo, register_method
+from cflat.methods._classifier import ClassifierMethod
 from cflat.methods._exemplars import MemoryConfig, Rehearsal
-from cflat.nn import Backbone, Classifier
+from cflat.nn import Backbone
 
 
 @register_method(
@@ -18,23 +16,14 @@ from cflat.nn import Backbone, Classifier
     scenarios=("class", "task", "domain", "blurry"),
     needs_memory=True,
 )
-class Replay(Rehearsal):
+class Replay(Rehearsal, ClassifierMethod):
     """Cross-entropy over all seen classes, on the present task and the exemplars."""
 
-    network: Classifier
+    config: MemoryConfig
 
     def __init__(self, config: MemoryConfig, backbone: Backbone, info: StreamInfo) -> None:
-        super().__init__(config, info)
-        self.config = config
-        self.network = Classifier(backbone)
-
-    def grow(self, task: Task) -> None:
-        """Add outputs for the new classes."""
-        self.network.head.grow(task.classes.stop - self.network.head.num_classes)
-
-    def loss(self, model: nn.Module, batch: Batch) -> Loss:
-        """Classify among all seen classes."""
-        return Loss({"classify": functional.cross_entropy(model(batch.images), batch.labels)})
+        super().__init__(config, backbone, info)
+        self.memory = config.make_memory(info)
 
     def finish_task(self, task: Task, extract: Extract) -> None:
         """Keep exemplars of the new classes."""

@@ -37,7 +37,7 @@ class SimpleCIL(Method):
 
     def grow(self, task: Task) -> None:
         """Make room for the means of the new classes."""
-        self.means.grow(task.classes.stop - self.means.num_classes)
+        self.means.grow_to(task.classes.stop)
 
     def phases(self, task: Task) -> tuple[Phase, ...]:
         """Return no phase: there is no loss."""

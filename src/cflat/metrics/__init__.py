@@ -1,4 +1,4 @@
-"""Metrics of a continual learner: everything that is said about accuracy follows from one matrix of counts."""
+"""Metrics of a continual learner: all accuracies follow from one matrix of counts."""
 
 from cflat.metrics.accuracy import HEADLINES, METRICS, AccuracyMatrix, Metric, metric_title
 from cflat.metrics.paired import PairedDifference, Spread, paired_difference, spread

@@ -75,8 +75,8 @@ HEADLINES = ("avg", "last", "forgetting")
 class AccuracyMatrix:
     """How many test images of each task were right after each stage of the stream.
 
-    A stage is the moment after a task. A run that is not finished has fewer stages than tasks; all numbers then speak
-    of its last finished stage. Tasks without test images are left out of means; an empty mean is NaN.
+    A stage is the moment after a task. A run that is not finished has fewer stages than tasks; all numbers are then
+    those of its last finished stage. Tasks without test images are left out of means; an empty mean is NaN.
 
     Attributes:
         correct: int64 (stages, tasks): entry (t, i) counts right answers on task i after stage t; 0 where i > t.
@@ -99,8 +99,12 @@ class AccuracyMatrix:
     chance: float = 0.0
 
     def __post_init__(self) -> None:
-        correct, total = (np.array(counts, dtype=np.int64) for counts in (self.correct, self.total))
+        total, correct, ahead, anytime = (
+            np.array(counts, dtype=np.int64) for counts in (self.total, self.correct, self.ahead, self.anytime_counts)
+        )
+        # An empty list has lost its second axis on the way through JSON.
         correct = correct.reshape(-1, len(total)) if correct.size == 0 else correct
+        anytime = anytime.reshape(-1, 2)
         if total.ndim != 1 or correct.ndim != 2 or correct.shape[1] != len(total) or len(correct) > len(total):
             raise ValueError(
                 f"correct must be (stages, tasks) with at most {total.size} stages and tasks, got {correct.shape}."
@@ -109,20 +113,15 @@ class AccuracyMatrix:
             raise ValueError("correct must lie between 0 and the number of test images of the task.")
         if np.triu(correct, 1).any():
             raise ValueError("correct must be 0 for tasks that a stage has not seen.")
-        ahead = np.array(self.ahead, dtype=np.int64)
-        anytime = np.array(self.anytime_counts, dtype=np.int64).reshape(-1, 2)
-        if (
-            ahead.ndim != 1
-            or len(ahead) > len(correct)
-            or (ahead < 0).any()
-            or (ahead > total[1 : 1 + len(ahead)]).any()
-        ):
+        if ahead.ndim != 1 or len(ahead) > len(correct):
+            raise ValueError("ahead must have at most one count for each stage.")
+        if (ahead < 0).any() or (ahead > total[1 : 1 + len(ahead)]).any():
             raise ValueError("ahead must count right answers on the task after each stage.")
         if (anytime < 0).any() or (anytime[:, 0] > anytime[:, 1]).any():
             raise ValueError("anytime_counts must be pairs of right answers and test images.")
         named = {"correct": correct, "total": total, "ahead": ahead, "anytime_counts": anytime}
         for name, counts in named.items():
-            counts.flags.writeable = False
+            counts.flags.writeable = False  # a matrix is a value: with_stage() returns another one
             object.__setattr__(self, name, counts)
 
     @classmethod
@@ -193,6 +192,7 @@ class AccuracyMatrix:
     @property
     def forgetting(self) -> float:
         """Mean over all tasks but the last of best minus present accuracy; never negative, 0 for a single task."""
+        # fmax ignores the NaN of stages that had not seen the task.
         earlier = self.accuracy[:, : self._num_earlier]
         return _mean(np.fmax.reduce(earlier, axis=0) - earlier[-1]) if self._num_earlier else 0.0
 
@@ -234,12 +234,11 @@ class AccuracyMatrix:
             DataError: If the lists are missing or are no counts.
         """
         try:
-            total = np.array(values["total"])
-            correct = np.array(values["correct"])
-            correct = correct if correct.size else np.zeros((0, total.size), dtype=np.int64)
-            ahead, anytime = (np.array(values.get(key, ()), dtype=np.int64) for key in ("ahead", "anytime_counts"))
-            if total.dtype.kind != "i" or correct.dtype.kind != "i":
+            total, correct = np.array(values["total"]), np.array(values["correct"])
+            # np.array() would turn 0.5 into 0 when it is asked for integers.
+            if total.dtype.kind != "i" or (correct.size and correct.dtype.kind != "i"):
                 raise ValueError("correct and total must hold whole numbers.")
+            ahead, anytime = (values.get(key, ()) for key in ("ahead", "anytime_counts"))
             return cls(correct, total, ahead, anytime, float(values.get("chance", 0.0)))
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise DataError(f"This is not an accuracy matrix: {error}") from error

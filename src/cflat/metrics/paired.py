@@ -33,7 +33,7 @@ class Spread:
 class PairedDifference(Spread):
     """Mean and standard deviation of the differences seed by seed, and the p-value of the paired t-test.
 
-    ``p`` is NaN for fewer than two pairs, or if all differences are equal: the test says nothing then.
+    ``p`` is NaN for fewer than two pairs, or if all differences are equal: the test is undefined then.
     """
 
     p: float

@@ -1,8 +1,8 @@
 """Parallel adapters of AdaptFormer (Chen et al., 2022) as EASE and RanPAC use them.
 
 With x the residual stream behind a block's attention, the block gives
-``x + MLP(LN(x)) + scale * up(dropout(relu(down(x))))``. The up-projection starts at zero, so that a fresh
-set leaves the features bit-equal.
+``x + MLP(LN(x)) + scale * up(dropout(relu(down(x))))``. The up-projection starts at zero: a fresh set leaves the
+features bit-equal.
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ def forward_adapters(
     """
     if max_tokens is None:
         max_tokens = 2048 if tokens.device.type == "cpu" else 262_144
+    # All sets see an image at the same time, hence the number of sets divides the number of images.
     num_images = max(1, max_tokens // (len(adapter_sets) * tokens.shape[1]))
     stacks = [_Stack(adapters) for adapters in zip(*adapter_sets, strict=True)]
     return torch.cat([_forward_stacks(backbone, part, stacks) for part in tokens.split(num_images)], dim=1)

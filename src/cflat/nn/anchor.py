@@ -11,7 +11,7 @@ from torch import Tensor, nn
 class WeightAnchor(nn.Module):
     """Penalize each trained weight by ``importance * (weight - center)^2``, summed; all of it is in the state dict.
 
-    Heads grow with the classes: `resize_` gives new rows the importance 0, so that only known rows are held.
+    Heads grow with the classes: `resize_` gives new rows the importance 0: only known rows are held.
 
     >>> network = nn.Linear(2, 1)
     >>> anchor = WeightAnchor()
@@ -21,7 +21,7 @@ class WeightAnchor(nn.Module):
     """
 
     def resize_(self, network: nn.Module) -> None:
-        """Take the shapes of the network's trained weights; needs no values, so that a restored run can call it."""
+        """Take the shapes of the network's trained weights; needs no values, hence a restored run can call it."""
         for name, weight in _trained(network).items():
             for kind in ("importance", "center"):
                 known = self._buffers.get(_key(kind, name))
@@ -55,6 +55,7 @@ class WeightAnchor(nn.Module):
         """
         for name, weight in _trained(network).items():
             total = self.importance(name).add_(importance[name])
+            # Where neither penalty holds the weight, 0 / 0: the new center is as good as any.
             part = torch.where(total > 0, importance[name] / total, 1.0)
             self.center(name).lerp_(weight, part)
 

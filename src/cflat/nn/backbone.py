@@ -127,8 +127,8 @@ def create_backbone(
         drop_path_rate: Stochastic depth of the residual blocks, in [0, 1). timm models only.
         width: Units of each hidden layer of ``mlp``; `None` takes 256.
         depth: Hidden layers of ``mlp``; `None` takes 2.
-        checkpointing: Keep the inputs of its blocks alone for the backward pass and compute the rest again there.
-        is_filled_later: Whether the caller loads trained weights himself: no warning about random ones then.
+        checkpointing: Keep only the inputs of its blocks for the backward pass and recompute the rest there.
+        is_filled_later: Whether the caller will load trained weights: random ones need no warning then.
 
     Raises:
         ValueError: The name is unknown or an argument does not suit the backbone.
@@ -139,17 +139,18 @@ def create_backbone(
     sizes = {key: value for key, value in (("width", width), ("depth", depth)) if value is not None}
     if sizes and not spec.has_sizes:
         raise ValueError(f"{' and '.join(sizes)} can be chosen for mlp only; {name} has its own.")
+    mean, std = spec.mean, spec.std
     if spec.build is None:
         options = {**spec.options, **({"drop_path_rate": drop_path_rate} if drop_path_rate else {})}
-        backbone = _from_timm(name, spec.timm_name, is_pretrained, image_size, num_channels, options)
+        model, config = _from_timm(spec.timm_name, is_pretrained, image_size, num_channels, options)
+        image_size, mean, std = image_size or int(config.input_size[-1]), config.mean, config.std
+        _require_whole_patches(name, model, image_size)
     elif is_pretrained:
         raise ValueError(f"{name} has no published weights; leave weights out or give the path of a file.")
     else:
         image_size = image_size or spec.image_size
         model = spec.build(image_size, num_channels, drop_path_rate, **sizes)
-        backbone = Backbone(
-            model, name=name, image_size=image_size, num_channels=num_channels, mean=spec.mean, std=spec.std
-        )
+    backbone = Backbone(model, name=name, image_size=image_size, num_channels=num_channels, mean=mean, std=std)
     if weights is None and backbone.family == "vit" and not is_filled_later:
         logger.warning(
             "%s starts from random weights: methods for pretrained models run, but their accuracy means "
@@ -174,14 +175,16 @@ def list_backbones(pattern: str = "*") -> dict[str, str]:
 
 
 def _from_timm(
-    name: str, timm_name: str, pretrained: bool, image_size: int | None, num_channels: int, options: dict[str, Any]
-) -> Backbone:
+    timm_name: str, pretrained: bool, image_size: int | None, num_channels: int, options: dict[str, Any]
+) -> tuple[nn.Module, Any]:
+    """Return a headless model and timm's description of its weights."""
     try:
         config = timm.get_pretrained_cfg(timm_name)
     except RuntimeError as error:  # of an unknown tag
         raise ValueError(f"timm {timm.__version__} has no model {timm_name!r}: {error}.") from error
     if config is None:
         raise ValueError(f"timm {timm.__version__} has no model {timm_name!r}; see timm.list_models().")
+    # Models without position embeddings take any size and reject the argument.
     if image_size is not None and config.fixed_input_size:
         options = {**options, "img_size": image_size}
     try:
@@ -191,15 +194,17 @@ def _from_timm(
             f"The published weights of {timm_name} could not be fetched. "
             "Go online once, or give the path of a downloaded file as weights."
         ) from error
-    size = image_size or int(config.input_size[-1])
-    if isinstance(model, models.VisionTransformer) and size % model.patch_embed.patch_size[0]:
+    return model, config
+
+
+def _require_whole_patches(name: str, model: nn.Module, image_size: int) -> None:
+    if isinstance(model, models.VisionTransformer) and image_size % model.patch_embed.patch_size[0]:
         patch = model.patch_embed.patch_size[0]
-        raise ValueError(f"image_size must be a multiple of {name}'s patch size {patch}, got {size}.")
-    return Backbone(model, name=name, image_size=size, num_channels=num_channels, mean=config.mean, std=config.std)
+        raise ValueError(f"image_size must be a multiple of {name}'s patch size {patch}, got {image_size}.")
 
 
 def _forget_activations_(backbone: Backbone) -> None:
-    """Let the blocks of a ViT or a ResNet compute their activations again in the backward pass."""
+    """Recompute the activations of the blocks of a ViT or a ResNet in the backward pass."""
     if backbone.family == "other":
         raise ValueError(
             f"backbone.checkpointing is for the blocks of ViTs and ResNets, {backbone.name} has none; leave it out."
@@ -211,13 +216,14 @@ def _forget_activations_(backbone: Backbone) -> None:
 
 
 def _per_channel(values: tuple[float, ...], num_channels: int) -> tuple[float, ...]:
+    # Published statistics are of RGB images; images of other channels take their mean.
     if len(values) == num_channels:
         return tuple(values)
     return (sum(values) / len(values),) * num_channels
 
 
 def _cifar_resnet(timm_name: str, image_size: int, num_channels: int, drop_path: float) -> nn.Module:
-    """Swap the ImageNet stem, which would shrink 32x32 images to 8x8 before the first block."""
+    """Replace the ImageNet stem, which would shrink 32x32 images to 8x8 before the first block."""
     del image_size  # fully convolutional
     options = {**_RESNET, "drop_path_rate": drop_path}
     model: nn.Module = timm.create_model(timm_name, num_classes=0, in_chans=num_channels, **options)

@@ -2,7 +2,7 @@
 
 Adapters, prompts and prefixes reach into a block. What acts on a block as a whole, activation checkpointing and the
 hooks by which FSDP2 gathers its weights, must act on such a pass as well: it runs *inside* the block. A block becomes
-an instance of a subclass of its own class, as FSDP2 does it, so that names, state dicts and copies stay as they are.
+an instance of a subclass of its own class, as FSDP2 does it: names, state dicts and copies stay as they are.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def inside(block: nn.Module, function: Callable[..., T], *inputs: Any) -> T:
 def _statistics_kept(norms: list[Any]) -> Iterator[None]:
     """Normalise by the batch without counting it in."""
     before = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
-    for norm in norms:
+    for norm in norms:  # a momentum of 0 updates nothing; without a counter none is increased
         norm.momentum, norm.num_batches_tracked = 0.0, None
     try:
         yield

@@ -7,6 +7,7 @@ Everything that a head knows is in its ``state_dict``, and a head of any size lo
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -41,9 +42,16 @@ class GrowingModule(nn.Module):
         """Width of the features."""
         return getattr(self, self.growing[0]).shape[1]
 
-    def _load_from_state_dict(
-        self, state_dict: dict[str, Any], prefix: str, *args: Any
-    ) -> None:  # torch's hook for modules that prepare themselves for a state dict
+    @abstractmethod
+    def grow(self, num_new: int) -> None:
+        """Add classes."""
+
+    def grow_to(self, num_classes: int) -> None:
+        """Add the classes that are missing; domains that share their labels bring none."""
+        self.grow(max(0, num_classes - self.num_classes))
+
+    # Torch's hook for modules that prepare themselves for a state dict.
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         for name in self.growing:
             saved = state_dict.get(prefix + name)
             current: Tensor = getattr(self, name)
@@ -119,8 +127,8 @@ class CosineHead(GrowingModule):
         """Add classes with random rows, uniform in +-1/sqrt(feature_dim); old rows and sigma stay.
 
         ``zero_rows`` adds zeros instead, as PILOT does. Only for rows that are overwritten (by prototypes) before any
-        training: the gradient of a normalised zero row is some 1e12 times too large, so that one step throws the row
-        far away, where it never turns again, and every global gradient norm (SAM, C-Flat, clipping) sees nothing else.
+        training: the gradient of a normalized zero row is some 1e12 times too large. One step throws the row so far
+        away that it never turns again, and every global gradient norm (SAM, C-Flat, clipping) is that of this row.
         """
         rows = self.weight.new_zeros(num_new, self.feature_dim)
         if not zero_rows:
@@ -139,8 +147,8 @@ class CosineHead(GrowingModule):
 class NearestMeanHead(GrowingModule):
     """Score classes by how near their mean feature is; nothing is trained.
 
-    A class without features scores ``-inf``. Features may arrive in any number of batches and tasks, so that
-    domain streams simply keep updating the same classes. The metric ``"cosine"`` compares with the mean of the raw
+    A class without features scores ``-inf``. Features may arrive in any number of batches and tasks: domain streams
+    keep updating the same classes. The metric ``"cosine"`` compares with the mean of the raw
     features (SimpleCIL); ``"euclidean"`` is minus the squared distance between the unit feature and the unit mean of
     unit features (iCaRL's NME).
     """
@@ -179,9 +187,10 @@ class NearestMeanHead(GrowingModule):
         """Count in features (B, feature_dim) with labels (B,); labels of unknown classes grow the head."""
         if not len(labels):
             return
-        self.grow(max(0, int(labels.max()) + 1 - self.num_classes))
+        self.grow_to(int(labels.max()) + 1)
         if self.metric == "euclidean":
             features = functional.normalize(features, dim=1)
+        # A product instead of index_add_, whose order of additions is undefined on GPUs.
         membership = functional.one_hot(labels, self.num_classes).to(self.sums.dtype)  # (B, C)
         self.sums += membership.T @ features.to(self.sums.dtype)
         self.counts += membership.sum(0)

@@ -1,7 +1,7 @@
 """Prompts for a frozen ViT: the pool of L2P and the prefixes of DualPrompt (both Wang et al., 2022).
 
-Choosing is apart from using: `select` gives ids once per batch, without gradients, and everything else takes ids,
-so that evaluations of one step at perturbed keys never flip the choice.
+Choosing is apart from using: `select` gives ids once per batch, without gradients, and everything else takes ids.
+Evaluations of one step at perturbed keys therefore never flip the choice.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a forward pass must know of the other ranks while they share a batch: sums over all of its images.
 
-Outside of `shared_batch` nothing here does anything, so that networks and methods need not know whether they are
-trained by one rank or by several.
+Outside of `shared_batch` nothing here does anything: networks and methods need not know whether one rank trains them
+or several.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 
 class _Share(NamedTuple):
-    """This rank's part of a batch, as `shared_batch` was told."""
+    """This rank's part of a batch, as given to `shared_batch`."""
 
     num_images: int
     total: int
@@ -89,6 +89,7 @@ def _batch_norm(
     normalized, mean, variance = _Normalize.apply(inputs.to(dtype), count, eps)  # type: ignore[no-untyped-call]
     if running_mean is not None and running_var is not None:
         running_mean.lerp_(mean.to(running_mean), momentum)
+        # Torch keeps the unbiased variance and normalizes by the biased one.
         running_var.lerp_((variance * (count / (count - 1))).to(running_var), momentum)
     shape = _channels_second(inputs)
     if weight is not None:

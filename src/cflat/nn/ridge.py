@@ -1,7 +1,7 @@
 """RanPAC's head (McDonnell et al., 2023): ridge regression on random features, summed over tasks.
 
 Features are projected to ``relu(features @ projection)``; the head keeps the Gram matrix and the class sums of all
-projected features ever seen, so that tasks in any order give the solution of all data at once.
+projected features ever seen: tasks in any order give the solution of all data at once.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class RidgeHead(GrowingModule):
         """Add features (n, feature_dim) with labels (n,) to the sums; unknown labels grow the head."""
         if not len(labels):
             return
-        self.grow(max(0, int(labels.max()) + 1 - self.num_classes))
+        self.grow_to(int(labels.max()) + 1)
         if not self.gram.numel():
             self.gram = self.gram.new_zeros(self.num_projections, self.num_projections)
         for rows, part in zip(features.split(_NUM_CHUNK_ROWS), labels.split(_NUM_CHUNK_ROWS), strict=True):
@@ -150,8 +150,8 @@ def ridge_errors(
     """Return the mean squared error on held-out rows for each ridge, all from one eigendecomposition.
 
     With ``n`` rows of ``M`` inputs, decomposes the smaller of the n x n and M x M Gram matrices. In its basis a
-    ridge only changes the diagonal, so that each costs one small product instead of an M x M solve. In float32
-    this stays close to float64 for all ridges, where dense solves of the M x M system return noise for small ones.
+    ridge only changes the diagonal: each costs one small product instead of an M x M solve. In float32 this stays
+    close to float64 for all ridges, where dense solves of the M x M system return noise for small ones.
     """
     is_wide = inputs.shape[0] < inputs.shape[1]
     # (X'X + r)^-1 X'Y = X'(XX' + r)^-1 Y
@@ -169,23 +169,25 @@ def ridge_solution(gram: Tensor, sums: Tensor, ridge: float) -> tuple[Tensor, fl
     """Return ``(gram + ridge * identity)^-1 sums`` by Cholesky, and the ridge that was used.
 
     A ridge below the rounding errors of ``gram`` leaves no positive definite matrix (a plain solve would return
-    noise): then it is raised tenfold until there is one. At the largest sum of a row, every matrix is one. Features
-    that are not finite, or so large that their sums are not, raise a `ValueError`.
+    noise): it is raised tenfold until there is one. Features that are not finite, or whose sums are not, raise a
+    `ValueError`.
     """
     largest = float(gram.abs().sum(dim=1).max())
     if not math.isfinite(largest) or not sums.isfinite().all():
         raise ValueError("The features contain NaN or infinity, or are too large to be summed.")
-    numbers = torch.finfo(gram.dtype)
-    enough = max(largest, 1.0)
-    used, info = ridge, torch.ones(())
-    while info:
+    # By Gershgorin's theorem no eigenvalue is below -largest: a ridge of that size always suffices.
+    numbers, enough = torch.finfo(gram.dtype), max(largest, 1.0)
+    used = ridge
+    while True:
         damped = gram.clone()
         damped.diagonal().add_(used)
         factor, info = torch.linalg.cholesky_ex(damped)
-        if info:
-            if used > 10 * enough:
-                raise ValueError("The features are too large, or contain NaN; no ridge makes their sums definite.")
-            used = 10 * used if used > numbers.tiny else enough * numbers.eps
+        if not info:
+            break
+        if used > 10 * enough:
+            raise ValueError("The features are too large, or contain NaN; no ridge makes their sums definite.")
+        # The first ridge above 0 is what rounding in the sums can amount to.
+        used = 10 * used if used > numbers.tiny else enough * numbers.eps
     if used != ridge:
         logger.warning("Ridge %g is below the rounding errors of the Gram matrix; used %g.", ridge, used)
     return torch.cholesky_solve(sums, factor), used

@@ -51,7 +51,7 @@ class _ThreeStages(nn.Module):
         self.stem, self.layer1, self.layer2, self.layer3 = stem, layer1, layer2, layer3
         self.global_pool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
         for module in self.modules():
-            if isinstance(module, nn.Conv2d):
+            if isinstance(module, nn.Conv2d):  # as in He et al.; torch's default is for a leaky ReLU
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward_features(self, images: Tensor) -> Tensor:
@@ -101,7 +101,7 @@ def _convolution(num_inputs: int, num_outputs: int, stride: int = 1) -> nn.Seque
 class MLP(nn.Module):
     """Hidden layers of equal width with ReLU; the last of them is the feature. Inputs are flattened.
 
-    No normalisation layer: the weights are all there is, so that a perturbation of them is all that changes.
+    No normalization layer: a perturbation of the weights is all that changes the outputs.
     """
 
     @checked

@@ -61,7 +61,7 @@ def split_backbone(backbone: Backbone) -> tuple[nn.Module, nn.Module]:
     final norm of a ViT, ``layer4`` of a timm ResNet and ``layer3`` of ResNet-32 and the small CNN. Both parts
     are copies: the backbone is left whole and shares nothing with them.
     """
-    model: Any = copy.deepcopy(backbone.model)
+    model: Any = copy.deepcopy(backbone.model)  # what is cut out below must not be missing in the backbone
     if isinstance(model, models.VisionTransformer) and model.attn_pool is None:
         pool = _TokenPool(model.global_pool, model.num_prefix_tokens)
         specialised = nn.Sequential(model.blocks[-1], model.norm, pool, model.fc_norm)

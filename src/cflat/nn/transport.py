@@ -19,9 +19,9 @@ Sinkhorn: TypeAlias = Literal["log", "plain"]
 METHODS = {"log": "sinkhorn_log", "plain": "sinkhorn"}
 """Names in POT."""
 ITERATIONS = (1000, 10_000)
-"""As public code has it, and once more if that is too few."""
+"""The public code's limit, and a second attempt where it does not converge."""
 CLOSE = 1e-4
-"""Mass, of 1 in all, that rows and columns may miss without a word."""
+"""Mass, of 1 in all, that rows and columns may miss without a warning."""
 
 
 @checked
@@ -34,12 +34,13 @@ def transport_plan(
     """
     import ot
 
+    # Double precision on the CPU: the kernel exp(-cost / regularization) spans hundreds of decades.
     cost = torch.cdist(new_means.double(), old_means.double()).cpu().numpy()
     num_new, num_old = cost.shape
     marginals = np.full(num_new, 1 / num_new), np.full(num_old, 1 / num_old)
     for iterations in ITERATIONS:
         with warnings.catch_warnings(), np.errstate(all="ignore"):
-            warnings.simplefilter("ignore")  # of numbers that underflow; what is missing then is told below
+            warnings.simplefilter("ignore")  # about underflow; mass that is lost is reported below
             plan = ot.sinkhorn(*marginals, cost, regularization, METHODS[sinkhorn], numItermax=iterations, warn=False)
         missing = sum(float(np.abs(plan.sum(1 - axis) - wanted).sum()) for axis, wanted in enumerate(marginals))
         if missing <= CLOSE or sinkhorn == "plain":
@@ -70,8 +71,8 @@ def transport_rows(
         old_means: Mean features of the old classes under the pretrained backbone, (num_old, D).
         new_means: Mean features of the new classes under the pretrained backbone, (num_new, D).
         regularization: Entropy weight of Sinkhorn in units of the Euclidean distance; must be positive.
-        ratio: Share of the transported rows, in [0, 1].
-        normalize_plan: Scale the plan by num_old, so that each old row mixes in a true average of new rows.
+        ratio: Fraction of the transported rows, in [0, 1].
+        normalize_plan: Scale the plan by num_old: each old row then mixes in a true average of new rows.
             The authors' code does not: its plan has mass 1/num_old per old class.
         sinkhorn: ``log`` works with logarithms and is right for any regularization. ``plain`` is the public code's:
             where all distances are above 745 times the regularization its kernel is 0, and so is its plan.

@@ -1,9 +1,9 @@
 """Run the blocks of a timm VisionTransformer with adapters, prompts and prefixes, without a fork.
 
 A forward pass is ``pool(backbone, run_blocks(backbone, embed(backbone, images)))`` and equals
-``backbone(images)``. Every function reads the timm model's own modules, so that weights and state dicts stay
-timm's business; only attention with a prefix, or for some of the queries, repeats timm's arithmetic, because
-keys and values are not reachable from outside.
+``backbone(images)``. Every function reads the timm model's own modules: weights and state dicts stay as timm has
+them. Only attention with a prefix, or for some of the queries, repeats timm's arithmetic, because keys and values are
+not reachable from outside.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def run_blocks(
 
     ``adapters``, one module per block of the ViT, each add their output for the post-attention tokens to the block's.
     ``prefixes`` are prepended to keys and values in some blocks, by block index. ``num_outputs`` computes, and returns,
-    only the first tokens of the ViT's last block: the others are read by nobody (see `num_read`).
+    only the first tokens of the ViT's last block: the others are never read (see `num_read`).
     """
     blocks = list(vit_of(backbone).blocks)
     for index in range(len(blocks))[start:stop]:

@@ -83,7 +83,7 @@ def _load(path: Path, make_store: Callable[[Any, str], PixelStore]) -> Dataset:
 
 
 def read_arrays(path: Path, required: Sequence[str], optional: Sequence[str] = ()) -> Arrays:
-    """Read arrays of an ``.npz`` file; a `DataError` says why one cannot be read, or should not be."""
+    """Read arrays of an ``.npz`` file; raise a `DataError` for what cannot be read, or should not be."""
     try:
         with open_regular(path) as file, zipfile.ZipFile(file) as archive:
             members = {member.filename.removesuffix(".npy"): member for member in archive.infolist()}
@@ -109,6 +109,7 @@ def _require_modest(path: Path, members: Sequence[zipfile.ZipInfo]) -> None:
                 f"{member.filename!r} of {str(path)!r} would grow from {member.compress_size} bytes to"
                 f" {gib(member.file_size)}; no images are packed like that. Write it again with np.savez."
             )
+    # Twice: an array and its copy with channels first are in memory at the same time.
     needed, free = 2 * sum(member.file_size for member in members), free_memory()
     if free is not None and needed > free:
         raise DataError(

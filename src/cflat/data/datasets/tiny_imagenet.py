@@ -47,7 +47,7 @@ def load_tiny_imagenet(source: Source) -> Dataset:
 
 
 def _annotated(source: Source, root: Path, file: Path, label_of: dict[str, int]) -> ImageSet:
-    """Read lines of file name and wnid, separated by tabs; a box follows, which nobody needs here."""
+    """Read lines of file name and wnid, separated by tabs; the bounding box that follows is ignored."""
     paths, labels = [], []
     for number, line in enumerate(_lines(file), start=1):
         name, _, rest = line.partition("\t")
