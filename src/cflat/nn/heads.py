@@ -62,8 +62,8 @@ class GrowingModule(nn.Module):
 class LinearHead(GrowingModule):
     """Score classes with ``features @ weight.T + bias``.
 
-    New weights are Kaiming-uniform with linear gain, or normal with deviation 0.02, truncated (for pretrained features);
-    biases start at 0.
+    New weights are Kaiming-uniform with linear gain, or normal with deviation 0.02, truncated (L2P, DualPrompt); biases
+    start at 0.
 
     >>> head = LinearHead(8, 2)
     >>> head.grow(3)
