@@ -83,7 +83,8 @@ class ComponentViT(nn.Module):
         super().__init__()
         self.backbone = freeze(backbone)
         self.components = components
-        self.head = LinearHead(backbone.feature_dim)
+        # Outputs of different tasks are never trained together: what they start with remains as noise between them.
+        self.head = LinearHead(backbone.feature_dim, init="truncated_normal")
 
     def tokens(self, images: Tensor) -> Tensor:
         """Return what enters the first prompted block, (B, N, D)."""
