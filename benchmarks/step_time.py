@@ -22,7 +22,7 @@ from cflat.nn.backbone import create_backbone
 
 NUM_CLASSES = 10
 SHAPES = {"mlp": (784,), "resnet18": (3, 32, 32), "vit_tiny": (3, 64, 64)}
-BATCH = {"mlp": 64, "resnet18": 16, "vit_tiny": 32}
+BATCH = {"mlp": 64, "resnet18": 8, "vit_tiny": 32}
 STEPS = {"mlp": 100, "resnet18": 10, "vit_tiny": 10}
 OPTIMIZERS = {
     "SGD": ("none", {}),

@@ -145,7 +145,7 @@ def _draw_profile(axes: Axes) -> None:
         axes.annotate("", (place, high), (place, low), arrowprops={"arrowstyle": "->", "color": shade, "linewidth": 2})
         text = {"textcoords": "offset points", "ha": side, "color": shade}
         axes.annotate(f"{name}: +{high - low:.2f}", (place, low), (-14 if side == "right" else 4, -14), **text)
-    axes.set(xticks=[], yticks=[], xlabel="weights", ylabel="loss", ylim=(0.02, 1.75))
+    axes.set(xticks=[], yticks=[], xlabel="weights", ylabel="loss", xlim=(-4.3, 4.2), ylim=(0.02, 1.75))
     axes.set_title("the same small change costs a sharp minimum more")
     axes.legend(loc="upper center", fontsize=8)
 

@@ -2,7 +2,7 @@
 
     python examples/tutorials/02_compare.py
 
-Small numbers everywhere, so that it ends soon: take more rates, radii, seeds and images to believe anything.
+Small numbers everywhere, to end soon: take more rates, radii, seeds and images to believe anything.
 """
 
 import tempfile

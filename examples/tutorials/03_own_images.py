@@ -2,7 +2,7 @@
 
     python examples/tutorials/03_own_images.py
 
-The images are drawn here, so that the script needs no files; put a folder of yours in their place.
+The images are drawn here and the script needs no files; put a folder of yours in their place.
 """
 
 import random
@@ -54,7 +54,7 @@ run = cflat.bench.run(
 print(run)
 print(run.accuracy.round(2))
 
-# 3. One file that holds everything, and images that nobody has seen.
+# 3. One file that holds everything, and images that were not seen in training.
 predictor = run.predictor()
 predictor.save(root / "shapes.pt")
 for number, shape in enumerate(SHAPES):

@@ -121,7 +121,8 @@ class Tuning(ValidationStudy):
     @property
     def base(self) -> str:
         """The base optimizer that all of them wrap."""
-        return resolve_config(self.shared).base.name
+        # Settings under ``optimizer`` are for those that have them; the base alone would reject them.
+        return resolve_config({key: value for key, value in self.shared.items() if key != "optimizer"}).base.name
 
     @property
     def settings(self) -> dict[str, Settings]:
