@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from processes import finished as finished_command
 
 from cflat.bench import runs_frame
 from cflat.cli.main import run_app

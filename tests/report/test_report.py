@@ -76,9 +76,7 @@ def test_groups_are_everything_but_the_seed_and_the_base_alone_is_first(runs: Pa
 
 def test_the_headline_says_gain_certainty_and_cost(runs: Path) -> None:
     (sentence,) = collect_report([runs]).data.headlines
-    assert re.search(
-        r"C-Flat Turbo (gains|loses) \d+\.\d\d points of average accuracy \(cnn\) (over|to) SGD", sentence
-    )
+    assert re.search(r"C-Flat Turbo (gains|loses) \d+\.\d\d points of average accuracy \(cnn\) (over|to) SGD", sentence)
     assert "2 seeds" in sentence  # those that both have
     assert re.search(r"with [+-]\d+\.\d\d points at the end of the stream \(p = ", sentence)
     assert "2.50 evaluations per step" in sentence
