@@ -55,8 +55,7 @@ def takes_settings(*names: str, words: Any = None, file: bool = True) -> Callabl
     """Let a command take some of `SETTINGS`, ``--config`` and ``KEY=VALUE`` words; its first argument is their layer.
 
     A command with a parameter ``folders`` gets there the words that are no ``KEY=VALUE``. ``words`` replaces the help
-    of the words. With ``data_root`` comes ``--download``, an act and no setting: it happens before the command, and no run
-    records it.
+    of the words. With ``data_root`` comes ``--download``: it happens before the command, and no run records it.
     """
 
     def decorate(command: Command) -> Command:

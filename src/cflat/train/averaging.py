@@ -1,4 +1,4 @@
-"""Averaged weights: an exponential moving average of what a phase trains."""
+"""Averaged weights: an exponential moving average of what a phase trains, with torch's own `swa_utils`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from cflat.train.shards import own_part, part_of, spread_like
 
@@ -22,31 +23,38 @@ class WeightAverage:
 
     def __init__(self, params: Sequence[Tensor], decay: float) -> None:
         self.params = params
-        self.decay = decay
-        self.averages = [weight.clone() for weight in self._weights()]
+        update = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
+        self.average = AveragedModel(self._weights(), multi_avg_fn=update)
+        self.update()
 
     def update(self) -> None:
         """Take in the weights as they are after a step."""
-        torch._foreach_lerp_(self.averages, self._weights(), 1 - self.decay)
+        self.average.update_parameters(self._weights())
 
+    @torch.no_grad()
     def replace_weights(self) -> None:
         """Give the parameters the values of their average."""
-        torch._foreach_copy_(self._weights(), self.averages)
+        for weight, average in zip(self._weights(), self.average.module.parameters(), strict=True):
+            weight.copy_(average)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the average."""
-        pairs = zip(self.averages, self.params, strict=True)
-        return {"averages": [spread_like(average, param) for average, param in pairs]}
+        """Return the average and how often it was updated."""
+        averages = zip(self.average.module.parameters(), self.params, strict=True)
+        return {
+            "averages": [spread_like(average.detach(), param) for average, param in averages],
+            "num_updates": int(self.average.n_averaged),
+        }
 
+    @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        for own, value, param in zip(self.averages, state["averages"], self.params, strict=True):
+        for own, value, param in zip(self.average.module.parameters(), state["averages"], self.params, strict=True):
             own.copy_(own_part(part_of(value, param)))
+        self.average.n_averaged.fill_(state["num_updates"])
 
-    def _weights(self) -> list[Tensor]:
+    def _weights(self) -> nn.ParameterList:
         """Return this rank's parts of the weights; they share memory with the parameters."""
-        # Not torch's AveragedModel: it copies modules, and a part of a DTensor is none.
-        return [own_part(param.detach()) for param in self.params]
+        return nn.ParameterList([own_part(param.detach()) for param in self.params])
 
 
 @contextmanager
