@@ -52,12 +52,13 @@ UNTYPED = PLUGIN.replace("share: float = 0.5", "share=0.5").replace("half_step",
 CHOSEN = ["--method", "finetune_again", "--data", "digits_again", "--preset", "smoke", "stream.max_tasks=1"]
 
 
-def cflat(folder: Path, *arguments: str, path: Path | None = None) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "CFLAT_PLUGINS": "", "XDG_CACHE_HOME": str(folder / "cache")}
-    if path is not None:
-        environment["PYTHONPATH"] = os.pathsep.join([str(path), environment.get("PYTHONPATH", "")])
-    command = [sys.executable, "-m", "cflat", *arguments]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+def settings_of(folder: Path) -> dict[str, str]:
+    return {"CFLAT_PLUGINS": "", "XDG_CACHE_HOME": str(folder / "cache")}
+
+
+def cflat(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in a process of its own: what a plug-in registers stays registered."""
+    return finished_command(*arguments, folder=folder, environment=settings_of(folder))
 
 
 @pytest.fixture
@@ -82,7 +83,10 @@ def test_an_installed_package_is_found_by_its_entry_point(plugin: Path) -> None:
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[cflat.plugins]\nmine = mine\nbroken = no_such_module\n")
-    done = cflat(plugin.parent, "run", *CHOSEN, "--optimizer", "half_step", "--dry-run", path=plugin.parent)
+    command = [sys.executable, "-m", "cflat", "run", *CHOSEN, "--optimizer", "half_step", "--dry-run"]
+    path = os.pathsep.join([str(plugin.parent), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, **settings_of(plugin.parent), "PYTHONPATH": path}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "half_step" in done.stdout
     assert "no_such_module" in done.stderr
@@ -148,7 +152,7 @@ def test_a_run_and_its_export_find_the_plugin_of_the_same_user(finished: Path, t
     done = cflat(finished, "predict", "runs/good", "a.png", "--csv")
     assert done.returncode == 0, done.stderr
     saved = "import cflat.bench as b; b.load_predictor('runs/good').save('m.pt')"
-    environment = {**os.environ, "CFLAT_PLUGINS": "", "XDG_CACHE_HOME": str(finished / "cache")}
+    environment = {**os.environ, **settings_of(finished)}
     subprocess.run([sys.executable, "-c", saved], cwd=finished, env=environment, check=True)
     assert cflat(finished, "predict", "m.pt", "a.png", "--csv").stdout == done.stdout
     folder = copied(finished, tmp_path)
