@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import subprocess
 import sys
-from typing import get_type_hints
 
 import pytest
 import torch
@@ -299,14 +297,3 @@ def test_a_base_whose_step_knows_no_closure_is_welcome():
 
     optimizer.step(closure)
     assert not torch.equal(model.weight, before)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_signatures_spell_out_the_keywords_that_all_have(name):
-    """Constructors pass ``model`` and ``options`` on as ``**common``; help() and configurations still show them."""
-    cls = cflat.get_optimizer_spec(name).cls
-    first, second, *_, last = inspect.signature(cls).parameters
-    assert (first, second, last) == ("base", "model", "options")
-    assert get_type_hints(cls.__init__)["options"] == cflat.StepOptions | None
-    with pytest.raises(TypeError, match="unexpected keyword argument 'option'"):
-        cls(_base(), option=None)

@@ -1,15 +1,15 @@
-"""`SharpnessAware`: what every optimizer of the family shares; an algorithm is then nothing but its formula."""
+"""`SharpnessAware`: what every optimizer of the family shares, so that an algorithm is nothing but its formula."""
 
 from __future__ import annotations
 
-import inspect
 import weakref
 from abc import abstractmethod
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ from cflat._errors import ClosureError
 from cflat._ranges import CountOrZero, Positive, check, checked
 from cflat.optim._callers import is_absent, reject_late_changes, reject_scaler, reject_skipped_micro_batches
 from cflat.optim._checkpoint import VERSION, load_memories, reject_foreign_state, reject_foreign_tensors
-from cflat.optim._guards import BufferGuard
+from cflat.optim._guards import BufferGuard, RandomGuard
 from cflat.optim._memory import DirectionMemory
 from cflat.optim._passes import Direction, Evaluation, Passes
 from cflat.optim._schedules import Radius
@@ -67,15 +67,13 @@ class StepOptions:
             raise ValueError(f"process_group must be a ProcessGroup, 'auto' or None, got {self.process_group!r}.")
 
 
-class Common(TypedDict, total=False):
-    """The keywords that every optimizer takes besides its own; see `SharpnessAware`."""
-
-    model: nn.Module | None
-    options: StepOptions | None
+def _gradients_enabled() -> AbstractContextManager[None]:
+    """Return a context for closures; usually gradients are enabled already, and torch's costs microseconds."""
+    return nullcontext() if torch.is_grad_enabled() else torch.enable_grad()
 
 
 class SharpnessAware(Wrapper):
-    """Wrap a torch optimizer, which then descends along a direction computed from several evaluations.
+    """Wrap a torch optimizer so that it descends along a direction computed from several evaluations.
 
     A subclass writes `direction`, and names its counters in `scalars`. Everything else happens here and in `Passes`:
     parameter groups, state and learning rates belong to ``base``; weights are restored by copy on every exit; a step
@@ -103,7 +101,6 @@ class SharpnessAware(Wrapper):
         super().__init_subclass__(**kwargs)
         if "__init__" in cls.__dict__:
             checked(cls)
-            _spell_out_common(cls.__init__)
 
     @checked
     def __init__(
@@ -125,6 +122,7 @@ class SharpnessAware(Wrapper):
         self._memories: dict[str, DirectionMemory] = defaultdict(DirectionMemory)
         self._model = model
         self._buffers = BufferGuard(model if self.options.guard_buffers else None)
+        self._random = RandomGuard(self.options.replay_rng)
         self._gradient_hooks: OrderedDict[int, Callable[[Evaluation], None]] = OrderedDict()
         self._in_flight: weakref.ref[Passes] | None = None
         self._noted: dict[str, Any] = {}  # by the step in flight, for the telemetry
@@ -233,18 +231,12 @@ class SharpnessAware(Wrapper):
         if replay is None:
             reject_skipped_micro_batches(self)
         result = None
-        passes = Passes(self, scaler, accumulated=replay is not None, is_loop=False)
-        has_gradients = torch.is_grad_enabled()
-        torch._C._set_grad_enabled(True)  # as torch.enable_grad() does, in a hundredth of its time
-        try:
-            while (index := passes.advance()) is not None:
+        with _gradients_enabled(), Passes(self, scaler, accumulated=replay is not None, is_loop=False) as passes:
+            for index in passes:
                 if replay is not None and passes.replays:
                     replay(index)
                 passes.loss = value = closure()
                 result = value if index == 0 else result
-        finally:
-            torch._C._set_grad_enabled(has_gradients)
-            passes.close()
         return result
 
     @staticmethod
@@ -281,7 +273,7 @@ class SharpnessAware(Wrapper):
         Args:
             scaler: The GradScaler with which the loss is scaled (float16); call its ``update()`` after the loop.
             accumulated: Whether the gradients that are there already are the beginning of the first evaluation;
-                ``passes.replays`` is then true in the iterations in which they have to be computed again.
+                ``passes.replays`` then says in which iterations they have to be computed again.
         """
         self.give_up_step()
         return Passes(self, scaler, accumulated=accumulated)
@@ -356,7 +348,7 @@ class SharpnessAware(Wrapper):
             self.base.state, self.base.param_groups = old_state, old_groups
             raise
         self.task_index, self.task_step = wrapper["task"]
-        self.telemetry.load(wrapper["telemetry"])  # in place: users may hold on to it
+        self.telemetry.load(wrapper["telemetry"])
         for name in {*self._memories, *memories}:
             self.memory(name).become(memories.get(name, DirectionMemory()))
 
@@ -388,8 +380,8 @@ class SharpnessAware(Wrapper):
         """Register a step in flight, note the state to return to, and return the weights that it may move."""
         self.give_up_step()
         self._has_just_looped = False
-        self._in_flight = weakref.ref(passes)  # weak: a loop that is left early drops its step, which undoes it
-        self._noted = {}  # a step that was rolled back may have left some
+        self._in_flight = weakref.ref(passes)  # weak, so that a loop that is left early drops and undoes its step
+        self._noted = {}
         self._saved_state = self.extra_state()
         group = self.process_group
         is_local = self.options.perturbation == "local" and group is not None
@@ -429,18 +421,3 @@ class SharpnessAware(Wrapper):
             for memory in self._memories.values():
                 memory.commit()
             self.telemetry.cache_age = self.cache_age()
-
-
-def _spell_out_common(init: Any) -> None:
-    """Show ``model`` and ``options`` in the signature of a constructor that passes them on as ``**common``."""
-    signature = inspect.signature(init)
-    own = [parameter for parameter in signature.parameters.values() if parameter.annotation != "Unpack[Common]"]
-    if len(own) < len(signature.parameters):
-        hints = get_type_hints(Common)
-        model, options = (
-            inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=h) for n, h in hints.items()
-        )
-        init.__signature__ = signature.replace(parameters=[*own[:2], model, *own[2:], options])
-        init.__annotations__ = {
-            p.name: p.annotation for p in init.__signature__.parameters.values() if p.name != "self"
-        }

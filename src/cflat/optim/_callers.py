@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from cflat.optim._base import SharpnessAware
 
 _MAX_FRAMES = 8  # torch and LR schedulers put at most four between Accelerate's step and ours
+_MARK = "_cflat_version"
 
 
 def is_absent(closure: Any) -> bool:
@@ -46,7 +47,7 @@ def reject_skipped_micro_batches(optimizer: SharpnessAware) -> None:
     """Raise if Accelerate calls with the last closure of an accumulation: those before it were never evaluated.
 
     Looks at the callers' frames, because those who need it have not imported our integration, and because Accelerate's
-    count of micro-batches is global: a step of another optimizer must pass.
+    count of micro-batches is global: a step of somebody else's must pass.
     """
     if "accelerate.optimizer" not in sys.modules:
         return
@@ -78,7 +79,7 @@ def mark_gradients(params: Iterable[Tensor]) -> None:
     for param in params:
         if param.grad is not None:
             gradient = _written(param.grad)
-            gradient._cflat_version = gradient._version  # type: ignore[attr-defined]
+            setattr(gradient, _MARK, gradient._version)
 
 
 def with_foreign_gradient(params: Iterable[Tensor]) -> list[Tensor]:
@@ -87,7 +88,7 @@ def with_foreign_gradient(params: Iterable[Tensor]) -> list[Tensor]:
     for param in params:
         if param.grad is not None:
             gradient = _written(param.grad)
-            if getattr(gradient, "_cflat_version", None) != gradient._version:
+            if getattr(gradient, _MARK, None) != gradient._version:
                 found.append(param)
     return found
 

@@ -33,7 +33,7 @@ class OptimizerSpec:
     kept: int = 0
     """Gradient-sized buffers that it keeps between steps."""
     has_own_radius: bool = False
-    """Whether its radius is measured otherwise than SAM's, and values for SAM do not transfer."""
+    """Whether its radius is measured otherwise than SAM's, so that values for SAM say nothing about it."""
     paper: str = ""
     """Where it comes from."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ def reject_foreign_state(given: Any, own: dict[str, Any]) -> None:
             f"This state belongs to a {given.get('class')} over {given.get('num_params')} parameters; this is a "
             f"{own['class']} over {own['num_params']}. Rebuild the same optimizer before loading."
         )
-    path = next(_misfits(given, own), None)
+    path = _misfit(given, own, "")
     if path is not None:
         raise ValueError(f"This state is damaged: wrapper{path} is not what a {own['class']} saves there.")
 
@@ -64,22 +64,21 @@ def load_memories(states: dict[str, Any], params: Sequence[Tensor]) -> dict[str,
         ) from error
 
 
-def _misfits(given: Any, own: Any, path: str = "") -> Iterator[str]:
-    """Yield the places at which ``given`` is of another kind than ``own``."""
-    if path in _OPEN:
-        fits, pairs = isinstance(given, dict), []
-    elif isinstance(own, dict):
-        fits = isinstance(given, dict) and given.keys() == own.keys()
-        pairs = [(given[key], own[key], key) for key in own] if fits else []
+def _misfit(given: Any, own: Any, path: str) -> str | None:
+    """Return where ``given`` is of another kind than ``own``, or None."""
+    if isinstance(own, dict):
+        if path in _OPEN:
+            return None if isinstance(given, dict) else path
+        if not isinstance(given, dict) or given.keys() != own.keys():
+            return path
+        found = [_misfit(given[key], value, f"{path}/{key}") for key, value in own.items()]
     elif isinstance(own, list | tuple):
-        fits = isinstance(given, list | tuple) and len(given) == len(own)
-        pairs = list(zip(given, own, range(len(own)), strict=True)) if fits else []
+        if not isinstance(given, list | tuple) or len(given) != len(own):
+            return path
+        found = [_misfit(one, value, f"{path}/{i}") for i, (one, value) in enumerate(zip(given, own, strict=True))]
     else:
-        fits, pairs = _is_like(given, own), []
-    if not fits:
-        yield path
-    for one, expected, key in pairs:
-        yield from _misfits(one, expected, f"{path}/{key}")
+        found = [None if _is_like(given, own) else path]
+    return next(filter(None, found), None)
 
 
 def _is_like(given: Any, own: Any) -> bool:

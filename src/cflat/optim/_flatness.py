@@ -6,11 +6,11 @@ drop theirs, too, before the next evaluation.
 
 from __future__ import annotations
 
+from torch import nn
 from torch.optim import Optimizer
-from typing_extensions import Unpack
 
 from cflat._ranges import NotNegative, Positive
-from cflat.optim._base import Common, SharpnessAware
+from cflat.optim._base import SharpnessAware, StepOptions
 from cflat.optim._passes import Direction
 from cflat.optim._schedules import Radius
 from cflat.optim._vectors import Vector
@@ -24,12 +24,13 @@ class FlatnessAware(SharpnessAware):
         self,
         base: Optimizer,
         *,
-        rho: Radius = 0.05,
-        lam: NotNegative = 0.2,
-        rho_fd: Positive | None = None,
-        **common: Unpack[Common],
+        model: nn.Module | None,
+        rho: Radius,
+        lam: NotNegative,
+        rho_fd: Positive | None,
+        options: StepOptions | None,
     ) -> None:
-        super().__init__(base, rho=rho, **common)
+        super().__init__(base, model=model, rho=rho, options=options)
         self.lam = lam
         self.rho_fd = rho_fd
 
@@ -62,17 +63,17 @@ class FlatnessAware(SharpnessAware):
             g_1 = yield "g_1"
             g_bar.add_(g_1.minus(g_0), lam)
             return g_1
-        g_bar.add_(g_0, -lam)  # folded in now: g_0 need not be held
+        g_bar.add_(g_0, -lam)  # folded in now, so that g_0 need not be held
         del g_0
         g_1 = yield "g_1"
         g_bar.add_(g_1, lam)
         return g_1
 
     def exact_direction(self, weights: Weights, g: Vector) -> Direction:
-        """Return g_s + lam * g_f, in three evaluations; drops ``g``."""
+        """Return g_s + lam * g_f, in three evaluations; overwrites ``g``."""
         g_s = yield from self.sharp_gradient(weights, g)
         self.count("sharpness", "refreshed")
-        proxy = self.proxy_gradient(weights, g_s.minus(g))
+        proxy = self.proxy_gradient(weights, g.scale_(-1.0).add_(g_s))  # g_s - g, in the memory of g
         del g
         yield from self.add_flatness(weights, g_s, (yield from proxy))
         return g_s

@@ -1,13 +1,12 @@
 """What a second evaluation of the same batch must not disturb: module buffers and random numbers.
 
-Both guards know two moments of a step: before its first evaluation, to which `undo` returns when the step is rolled
-back, and after it, to which `release` returns when extra evaluations have followed.
+Both guards know two moments of a step: before its first evaluation, to which `undo` returns when the step is given
+up, and after it, to which `release` returns when extra evaluations have followed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -27,17 +26,19 @@ class BufferGuard:
 
     def __init__(self, module: nn.Module | None) -> None:
         self.module = module
-        self._before, self._after = _Snapshot(), _Snapshot()
+        self._before = _Snapshot()
+        self._after = _Snapshot()
         self._is_holding = False
 
     def start(self) -> None:
         """Remember all buffers before the first evaluation."""
         self._is_holding = False
-        self._before.take(self.module)
+        if self.module is not None:
+            self._before.take(self.module)
 
     def hold(self) -> None:
         """Remember all buffers as the first evaluation left them; does nothing when they are held already."""
-        if not self._is_holding:
+        if self.module is not None and not self._is_holding:
             self._after.take(self.module)
             self._is_holding = True
 
@@ -52,8 +53,11 @@ class BufferGuard:
         self._before.put_back()
         self._is_holding = False
 
-    def __reduce__(self) -> tuple[type[BufferGuard], tuple[nn.Module | None]]:
-        return BufferGuard, (self.module,)  # the copies belong to steps that are over
+    def __getstate__(self) -> dict[str, object]:
+        return {"module": self.module}
+
+    def __setstate__(self, state: dict[str, nn.Module | None]) -> None:
+        self.__init__(state["module"])  # type: ignore[misc]
 
 
 class RandomGuard:
@@ -65,27 +69,33 @@ class RandomGuard:
 
     def __init__(self, is_enabled: bool) -> None:
         self.is_enabled = is_enabled
-        self._before: _States = {}
-        self._after: _States = {}
+        self._devices: list[torch.device] = []
+        self._before: list[Tensor] = []
+        self._after: list[Tensor] = []
 
     def start(self, devices: Iterable[torch.device]) -> None:
         """Remember the generators before the first evaluation."""
-        self._after = {}
-        self._before = _random_states([_CPU, *devices]) if self.is_enabled else {}
+        self._before = []
+        if self.is_enabled:
+            self._devices = [_CPU, *{device for device in devices if device.type not in ("cpu", "meta")}]
+            self._before, self._after = _random_states(self._devices), []
 
     def replay(self) -> None:
         """Rewind the generators for a further evaluation."""
-        self._after = self._after or _random_states(self._before)
-        _set_random_states(self._before)
+        if self._before:
+            self._after = self._after or _random_states(self._devices)
+            _set_random_states(self._devices, self._before)
 
     def release(self) -> None:
         """Put the generators where the first evaluation left them; `undo` still leads back to before it."""
-        _set_random_states(self._after)
+        if self._before and self._after:
+            _set_random_states(self._devices, self._after)
 
     def undo(self) -> None:
         """Put the generators where they were before the step."""
-        _set_random_states(self._before)
-        self._before = self._after = {}
+        if self._before:
+            _set_random_states(self._devices, self._before)
+        self._before, self._after = [], []
 
 
 class _Snapshot:
@@ -97,22 +107,32 @@ class _Snapshot:
         self._copies: list[Tensor] = []
         self._special: list[tuple[Tensor, Tensor]] = []
 
-    def take(self, module: nn.Module | None) -> None:
-        self._slots, self._buffers, self._special = [], [], []  # an interrupt in here must not leave an earlier moment
-        slots = [] if module is None else _slots_of(module)
+    def take(self, module: nn.Module) -> None:
+        self._slots, self._buffers, self._special = (
+            [],
+            [],
+            [],
+        )  # an interrupt in here must not mix this moment with an earlier one
+        owners = _buffer_owners(module)
+        if not owners:
+            return
+        slots = [(owner, *item) for owner in owners for item in owner._buffers.items()]
         present = [buffer for _, _, buffer in slots if buffer is not None]
         buffers = [buffer for buffer in present if _is_ordinary(buffer)]
-        if [_kind_of(copy) for copy in self._copies] != [_kind_of(buffer) for buffer in buffers]:
+        if not _can_hold(self._copies, buffers):
             self._copies = clone_all(buffers)
         elif buffers:
             torch._foreach_copy_(self._copies, buffers)
-        others = [] if len(buffers) == len(present) else [b for b in present if not _is_ordinary(b)]
-        self._special = [(buffer, buffer.clone()) for buffer in others if not _overlaps(buffer)]
+        if len(buffers) < len(present):
+            others = [buffer for buffer in present if not _is_ordinary(buffer) and not _overlaps(buffer)]
+            self._special = [(buffer, buffer.clone()) for buffer in others]
         self._slots, self._buffers = slots, buffers
 
     def put_back(self) -> None:
+        if not self._slots:
+            return
         for owner, name, buffer in self._slots:
-            if _buffers_of(owner).get(name) is not buffer:
+            if _buffer_of(owner, name) is not buffer:
                 setattr(owner, name, buffer)
         if self._buffers:
             torch._foreach_copy_(self._buffers, self._copies)
@@ -120,30 +140,6 @@ class _Snapshot:
             with torch.inference_mode():  # the only mode in which tensors that were made in it may be written
                 for buffer, copy in self._special:
                     buffer.copy_(copy)
-
-
-def _slots_of(module: nn.Module) -> list[tuple[nn.Module, str, Tensor | None]]:
-    """Return all buffers and where they are; ``modules()`` would also make up names, which takes as long as copying."""
-    slots, seen, pending = [], {module}, [module]
-    while pending:
-        owner = pending.pop()
-        if owner._buffers:
-            slots += [(owner, name, buffer) for name, buffer in _buffers_of(owner).items()]
-        for child in owner._modules.values():
-            if child is not None and child not in seen:
-                seen.add(child)
-                pending.append(child)
-    return slots
-
-
-def _kind_of(tensor: Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
-    return tensor.shape, tensor.dtype, tensor.device
-
-
-def _buffers_of(owner: nn.Module) -> dict[str, Tensor | None]:
-    """Return its buffers by name; a scripted module has an object in place of the dictionary."""
-    buffers = owner._buffers
-    return buffers if isinstance(buffers, dict) else dict(buffers.items())
 
 
 def _is_ordinary(buffer: Tensor) -> bool:
@@ -156,21 +152,42 @@ def _overlaps(buffer: Tensor) -> bool:
     return not buffer.is_nested and torch._debug_has_internal_overlap(buffer) == 1
 
 
-_States: TypeAlias = dict[torch.device, Tensor]
+def _buffer_of(owner: nn.Module, name: str) -> Tensor | None:
+    buffers = owner._buffers
+    return buffers.get(name) if isinstance(buffers, dict) else getattr(owner, name)  # of a scripted module
 
 
-def _random_states(devices: Iterable[torch.device]) -> _States:
-    return {
-        device: torch.default_generator.get_state()
+def _buffer_owners(module: nn.Module) -> list[nn.Module]:
+    """Return the modules that have buffers; ``modules()`` also makes up names, which is felt in every step."""
+    owners, seen, pending = [], {module}, [module]
+    while pending:
+        present = pending.pop()
+        if present._buffers:
+            owners.append(present)
+        for child in present._modules.values():
+            if child is not None and child not in seen:
+                seen.add(child)
+                pending.append(child)
+    return owners
+
+
+def _can_hold(copies: list[Tensor], buffers: list[Tensor]) -> bool:
+    return len(copies) == len(buffers) and all(
+        a.shape == b.shape and a.dtype == b.dtype and a.device == b.device for a, b in zip(copies, buffers, strict=True)
+    )
+
+
+def _random_states(devices: list[torch.device]) -> list[Tensor]:
+    return [
+        torch.default_generator.get_state()
         if device.type == "cpu"
         else torch.get_device_module(device).get_rng_state(device)
         for device in devices
-        if device.type != "meta"
-    }
+    ]
 
 
-def _set_random_states(states: _States) -> None:
-    for device, state in states.items():
+def _set_random_states(devices: list[torch.device], states: list[Tensor]) -> None:
+    for device, state in zip(devices, states, strict=True):
         if device.type == "cpu":
             torch.default_generator.set_state(state)
         else:

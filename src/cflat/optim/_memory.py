@@ -1,9 +1,9 @@
-"""Directions that outlive a step, kept per parameter, because the set of parameters may change between steps."""
+"""Directions that outlive a step, kept per parameter so that the set of parameters may change between steps."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -19,46 +19,34 @@ if TYPE_CHECKING:
 _ENOUGH = 0.9
 
 
-class _Content(NamedTuple):
-    """What is remembered for each parameter, and the vector that was last made of it, which knows its norm."""
-
-    tensors: Mapping[Tensor, Tensor]
-    params: Sequence[Tensor]
-    vector: Vector
-
-
 class DirectionMemory:
     """One remembered vector, addressed by parameter.
 
     Parameters that were not remembered count as zero; a memory that covers too little of the current parameters,
     because the model has grown or its shapes have changed, is treated as empty by `recall`.
 
-    What a step replaces is kept until the step is taken; `undo` returns to it if the step is rolled back. What
+    What a step replaces is kept until the step is taken, so that `undo` returns to it if the step is rolled back. What
     is changed in place is beyond that: use `update` instead.
     """
 
     def __init__(self) -> None:
-        self.clear()
+        self._tensors: dict[Tensor, Tensor] = {}
+        self._before: dict[Tensor, Tensor] = {}
+        self._last: tuple[list[Tensor], Vector] | None = None
+        self._last_before: tuple[list[Tensor], Vector] | None = None
 
     def __bool__(self) -> bool:
         return bool(self._tensors)
 
-    @property
-    def _tensors(self) -> Mapping[Tensor, Tensor]:
-        return self._content.tensors
-
-    def clear(self) -> None:
-        """Forget everything and free the storage."""
-        self._content = self._before = _Content({}, [], Vector([]))
-
     def store(self, params: Sequence[Tensor], vector: Vector) -> None:
         """Replace the memory by ``vector``, which belongs to ``params``."""
-        self._content = _Content(dict(zip(params, vector.tensors, strict=True)), params, vector)
+        self._tensors = dict(zip(params, vector.tensors, strict=True))
+        self._last = (list(params), vector)
 
     def update(self, params: Sequence[Tensor], vector: Vector) -> None:
         """Replace what is remembered for ``params`` by ``vector``, and keep the rest."""
-        tensors = {**self._tensors, **dict(zip(params, vector.tensors, strict=True))}
-        self._content = _Content(tensors, params, vector)
+        self._tensors = {**self._tensors, **dict(zip(params, vector.tensors, strict=True))}
+        self._last = (list(params), vector)
 
     def recall(self, params: Sequence[Tensor], like: Vector) -> Vector | None:
         """Return the remembered vector for ``params``, or None if it covers too little of them.
@@ -81,50 +69,53 @@ class DirectionMemory:
         trainable = [param for param in weights.candidates if param.requires_grad]
         parts = self._parts(trainable, [data_of(param) for param in trainable])
         known = {param: part for param, part in zip(trainable, parts, strict=True) if part is not None}
-        return list(known), self._vector(list(known), list(known.values()), weights.space_of(list(known)))
+        return list(known), self._view(list(known), list(known.values()), weights.space_of(list(known)))
 
     def become(self, other: DirectionMemory) -> None:
         """Take over what ``other`` remembers; algorithms may hold on to this object."""
-        self._content = self._before = other._content
+        self._tensors, self._before = other._tensors, other._before
+        self._last, self._last_before = other._last, other._last_before
+
+    def clear(self) -> None:
+        """Forget everything and free the storage."""
+        self._tensors, self._before, self._last, self._last_before = {}, {}, None, None
 
     def commit(self) -> None:
         """Free what the step has replaced, and let go of its ranks, which may end before this memory does."""
-        self._before = self._content
-        vector = self._content.vector
-        vector.space = Space(perturbed=vector.space.perturbed)
+        self._before, self._last_before = self._tensors, self._last
+        if self._last is not None:
+            vector = self._last[1]
+            vector.space = Space(perturbed=vector.space.perturbed)
 
     def undo(self) -> None:
-        """Return to what was remembered before the step, with its norm: read again, it might be rounded differently."""
-        self._content = self._before
+        """Return to what was remembered before the step."""
+        if self._tensors is not self._before:
+            # With its norm: read once more, it would be rounded differently.
+            self._tensors, self._last = self._before, self._last_before
         self.commit()
 
     def state(self, params: Sequence[Tensor]) -> dict[str, Any]:
         """Return the remembered tensors by the position of their parameter in ``params``, and their norm."""
         tensors = {i: like_parameter(self._tensors[p], p) for i, p in enumerate(params) if p in self._tensors}
-        vector, is_whole = self._content.vector, len(self._content.params) == len(self._tensors)
-        return {
-            "tensors": tensors,
-            "norm": vector.known_norm if is_whole else None,
-            "perturbed": vector.space.perturbed if is_whole else None,
-        }
+        return {"tensors": tensors, **self._known()}
 
     @classmethod
     def from_state(cls, params: Sequence[Tensor], state: dict[str, Any]) -> DirectionMemory:
         """Return what `state` described, moved to the parameters' devices; raises ValueError if it does not fit."""
-        parts = {}
         for index, tensor in state["tensors"].items():
             if not (isinstance(index, int) and 0 <= index < len(params)):
                 raise ValueError(f"it names parameter {index!r} of {len(params)}")
             if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
                 kind = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
                 raise ValueError(f"parameter {index} has a direction of {kind}; expected floating point")
-            param = params[index]
-            parts[param] = local_part(tensor.detach(), param).to(param.device, copy=True)
-        norm, perturbed = state["norm"], state["perturbed"]
-        space = Space(perturbed=None if perturbed is None else [bool(one) for one in perturbed])
+        parts = {params[i]: local_part(tensor.detach(), params[i]) for i, tensor in state["tensors"].items()}
         memory = cls()
-        memory.store(list(parts), Vector(list(parts.values()), space, None if norm is None else float(norm)))
-        memory.commit()
+        memory.__setstate__({
+            "params": list(parts),
+            "tensors": [part.to(param.device, copy=True) for param, part in parts.items()],
+            "norm": None if state["norm"] is None else float(state["norm"]),
+            "perturbed": None if state["perturbed"] is None else [bool(one) for one in state["perturbed"]],
+        })  # fmt: skip
         return memory
 
     def _parts(self, params: Sequence[Tensor], like: Sequence[Tensor]) -> list[Tensor | None]:
@@ -139,18 +130,34 @@ class DirectionMemory:
         """Return the vector of these parts, and remember zeros for those that are missing."""
         tensors = [torch.zeros_like(t) if p is None else p for p, t in zip(parts, like.tensors, strict=True)]
         if any(part is None for part in parts):
-            self.update(params, Vector(tensors))
-        return self._vector(params, tensors, like.space)
+            self._tensors = {**self._tensors, **dict(zip(params, tensors, strict=True))}
+        return self._view(params, tensors, like.space)
 
-    def _vector(self, params: Sequence[Tensor], tensors: list[Tensor], space: Space) -> Vector:
+    def _view(self, params: Sequence[Tensor], tensors: list[Tensor], space: Space) -> Vector:
         """Return the vector of these tensors: the last one, with what is known about it, if it is the same."""
-        _, last_params, vector = self._content
-        is_last = _same(params, last_params) and _same(tensors, vector.tensors)
-        if not is_last or vector.space.perturbed != space.perturbed:  # groups may have got other radii
+        if self._last is None or not (_same(params, self._last[0]) and _same(tensors, self._last[1].tensors)):
+            self._last = (list(params), Vector(tensors))
+        vector = self._last[1]
+        if vector.space.perturbed != space.perturbed:  # groups have got other radii, and the norm is over others
             vector = Vector(tensors)
-            self._content = self._content._replace(params=params, vector=vector)
+            self._last = (list(params), vector)
         vector.space = space
         return vector
+
+    def _known(self) -> dict[str, Any]:
+        """The norm of all that is remembered, if it is known; a resumed run must not round it differently."""
+        if self._last is None or len(self._last[0]) != len(self._tensors):
+            return {"norm": None, "perturbed": None}
+        vector = self._last[1]
+        return {"norm": vector.known_norm, "perturbed": vector.space.perturbed}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"params": list(self._tensors), "tensors": list(self._tensors.values()), **self._known()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__()  # type: ignore[misc]
+        self.store(state["params"], Vector(state["tensors"], Space(perturbed=state["perturbed"]), state["norm"]))
+        self.commit()
 
 
 def _same(left: Sequence[Tensor], right: Sequence[Tensor]) -> bool:

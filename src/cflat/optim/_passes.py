@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -12,9 +12,8 @@ from torch._compile import _disable_dynamo  # torch.compiler.disable, without im
 
 from cflat._errors import ClosureError
 from cflat.optim._callers import mark_gradients, total_magnitude, with_foreign_gradient
-from cflat.optim._guards import RandomGuard
 from cflat.optim._scaling import LossScale
-from cflat.optim._vectors import NonFiniteError, Vector
+from cflat.optim._vectors import LeftoverError, NonFiniteError, Vector
 
 if TYPE_CHECKING:
     from cflat.optim._base import SharpnessAware
@@ -45,20 +44,20 @@ class Passes:
     numbers and the algorithm's state. An exception inside ``with opt.passes() as passes:`` does so at once; without
     ``with`` it happens when the iterator is closed or dropped, or at the next call on the optimizer.
 
-    Made by `SharpnessAware.passes`, and by `SharpnessAware.step`, which sets ``is_loop=False``: torch runs its hooks.
+    Made by `SharpnessAware.passes`; ``is_loop`` says that the caller loops itself, so that hooks, which torch runs
+    around `step` only, have to run here.
     """
 
     _state = "new"
-    _context: AbstractContextManager[Any] | None = None  # of the evaluation that is under way
+    _context: ExitStack | None = None  # of the evaluation that is under way
 
     def __init__(
         self, optimizer: SharpnessAware, scaler: Any = None, *, accumulated: bool = False, is_loop: bool = True
     ) -> None:
         self._optimizer = optimizer
         self._scale = LossScale(scaler, optimizer)
-        self._buffers = optimizer._buffers
-        self._random = RandomGuard(optimizer.options.replay_rng)
         self._index = -1
+        self._asked: str | None = None
         self._is_loop = is_loop
         self.loss: Any = None
         self.replays = not accumulated
@@ -66,14 +65,6 @@ class Passes:
 
     def __iter__(self) -> Passes:
         return self
-
-    @_disable_dynamo  # a graph that was traced through moves and decisions would be wrong
-    def __next__(self) -> int:
-        """Prepare the next evaluation and return its index, or finish the step."""
-        index = self.advance()
-        if index is None:
-            raise StopIteration
-        return index
 
     def __enter__(self) -> Passes:
         return self
@@ -91,24 +82,34 @@ class Passes:
         if self._state == "open":
             self.close()
 
-    def advance(self) -> int | None:
-        """Prepare the next evaluation and return its index; None if there was none and the step is finished."""
+    @_disable_dynamo  # a graph that was traced through moves and decisions would be wrong
+    def __next__(self) -> int:
+        """Prepare the next evaluation and return its index, or finish the step."""
         if self._state == "interrupted":
             raise ClosureError(
                 "This step was rolled back because another call on the optimizer interrupted its passes(); the weights "
                 "are restored. Call state_dict(), step() and start_task() outside the loop."
             )
         if self._state == "closed":
-            return None
+            raise StopIteration
         if self._state == "new":
             self._run_hooks(self._optimizer._optimizer_step_pre_hooks)
         has_gradients = torch.is_grad_enabled()
         torch._C._set_grad_enabled(False)  # as torch.no_grad() does, in a hundredth of its time
         try:
-            if self._state == "new":
-                self._start()
+            if self._state == "open":
+                self._advance()
             else:
-                self._go_on()
+                self._start()
+        except LeftoverError:
+            self.close()
+            raise ClosureError(
+                f"{type(self._optimizer).__name__} found gradients that were accumulated before this step, which it "
+                "would have to drop: it needs all micro-batches again at other weights. Loop over the micro-batches "
+                "inside the closure or inside optimizer.passes(), or keep them with cflat.integrations, which serves "
+                "Lightning, Trainer, Accelerate and trainers of your own. If these gradients are left over, call "
+                "optimizer.zero_grad() before the step."
+            ) from None
         except BaseException:
             self.close()
             raise
@@ -117,19 +118,18 @@ class Passes:
         torch.clear_autocast_cache()  # of weights that have moved since they were cast
         if self._state == "closed":
             self._run_hooks(self._optimizer._optimizer_step_post_hooks)
-            return None
+            raise StopIteration
         self._index += 1
         if self._new_context is not None:
-            context = self._new_context()
-            context.__enter__()
-            self._context = context
+            self._context = ExitStack()
+            self._context.enter_context(self._new_context())
         return self._index
 
     def close(self, interrupted: bool = False) -> None:
         """Roll the step back: put weights, buffers, random numbers and the algorithm's state back."""
         if self._state == "open":
             self._leave()
-            self._random.undo()
+            self._optimizer._random.undo()
             self._undo()
             torch.clear_autocast_cache()
         if self._state in ("new", "open"):
@@ -137,21 +137,22 @@ class Passes:
 
     def _start(self) -> None:
         """Ask the algorithm where it wants its first gradient."""
-        self._new_context = _context_of(self._optimizer)
-        self._weights = self._optimizer._open(self)
-        self._buffers.start()
-        self._random.start({param.device for param in self._weights.candidates if not param.is_cpu})
-        self._algorithm = self._optimizer.direction(self._weights)
+        optimizer = self._optimizer
+        self._new_context = _context_of(optimizer)
+        self._weights = optimizer._open(self)
+        optimizer._buffers.start()
+        optimizer._random.start({param.device for param in self._weights.candidates if not param.is_cpu})
+        self._algorithm = optimizer.direction(self._weights)
         self._state = "open"  # from here on there is something to roll back
         self._asked = next(self._algorithm)
         self._settle_gradients()
 
     def _settle_gradients(self) -> None:
-        """Keep gradients that begin the first evaluation, and note others, which may have been left over."""
+        """Keep gradients that begin the first evaluation, and note others that nobody has accounted for."""
         weights, is_accumulated = self._weights, not self.replays
         foreign = with_foreign_gradient(weights.candidates)
-        adds = is_accumulated or self._optimizer._adds_to_gradients
-        if foreign and adds and not weights.are_moved:
+        adds = self._optimizer._adds_to_gradients
+        if foreign and (is_accumulated or adds) and not weights.are_moved:
             for param in set(weights.candidates) - set(foreign):
                 param.grad = None
             return
@@ -162,56 +163,81 @@ class Passes:
             weights.leftover = torch.zeros((), device=weights.candidates[0].device)
         weights.clear_gradients()
 
-    def _go_on(self) -> None:
-        """Give the algorithm its gradient; prepare the evaluation that it asks for, or finish the step."""
+    def _advance(self) -> None:
         self._close_context()
-        direction: Vector | None
+        is_done, direction = self._ask()
+        if is_done:
+            self._finish(direction)
+        else:
+            self._optimizer._buffers.hold()
+            self._optimizer._random.replay()
+            self.replays = True
+
+    def _ask(self) -> tuple[bool, Vector | None]:
+        """Give the algorithm its gradient; return whether it is done, and its direction unless it met Inf or NaN."""
         try:
-            direction = self._collect()
-            if direction.tensors:  # else no parameter takes part in this step
-                self._asked = self._algorithm.send(direction)
-                self._buffers.hold()
-                self._random.replay()
-                self.replays = True
-                return
+            gradient = self._collect()
+            if not gradient.tensors:  # no parameter takes part in this step
+                return True, gradient
+            if self._optimizer._gradient_hooks:
+                for hook in list(self._optimizer._gradient_hooks.values()):
+                    hook(Evaluation(self._asked, gradient, self.loss))
+            self._asked = self._algorithm.send(gradient)
         except StopIteration as stop:
-            direction = stop.value
+            return True, stop.value
         except NonFiniteError:
-            direction = None
-        self._finish(direction)
+            return True, None
+        return False, None
 
     def _collect(self) -> Vector:
-        weights, optimizer = self._weights, self._optimizer
-        if all(param.grad is None for param in weights.candidates) and any(p.requires_grad for p in weights.candidates):
+        params = self._weights.candidates
+        has_gradient = any(param.grad is not None for param in params)
+        if not has_gradient and any(param.requires_grad for param in params):  # in order only if all are frozen
             raise ClosureError(
                 f"Evaluation {self._index + 1} of this step left no gradient in any parameter of the optimizer. Call "
                 "loss.backward() in every evaluation, on a loss that depends on these parameters."
             )
         if self._index == 0:
-            weights.restore()  # which parameters are moved from here on is decided by this gradient
-        gradient = weights.collect(self._scale.value)
+            self._weights.restore()  # which parameters are moved from here on is decided by this gradient
+        gradient = self._weights.collect(self._scale.value)
         self._clip_(gradient, "each")
-        if optimizer._gradient_hooks and gradient.tensors:
-            for hook in list(optimizer._gradient_hooks.values()):
-                hook(Evaluation(self._asked, gradient, self.loss))
         return gradient
 
     def _finish(self, direction: Vector | None) -> None:
         """Apply the direction, or skip the step if there is none that is finite."""
         self._leave()
-        self._random.release()  # a skipped step has consumed its random numbers, too
-        direction = None if direction is None else self._checked(direction)
+        optimizer = self._optimizer
+        optimizer._random.release()  # a skipped step has consumed its random numbers, too
+        if direction is not None:
+            direction = self._checked(direction)
         if direction is None:
             self._undo()
-            self._scale.report_overflow(self._weights.params)
+            self._scale.report_overflow(optimizer.base, self._weights.params)
             self._complete(is_finite=False)
-            return
-        self._buffers.release()
-        scale = self._scale.value
-        if scale is not None and direction.tensors:
-            direction.mul_by_(scale)  # the scaler unscales what it steps; exact, as scales are powers of two
-        self._weights.assign(direction)
-        self._step_base()
+        else:
+            optimizer._buffers.release()
+            self._weights.assign(self._scale.apply_(direction))
+            self._step_base()
+
+    def _step_base(self) -> None:
+        """Let the base optimizer step; if a hook raises after that, the step was taken all the same."""
+        base = self._optimizer.base
+        was_taken: list[bool] = []
+        hooks: Any = base._optimizer_step_post_hooks
+        hooks[self] = lambda *_: was_taken.append(True)
+        hooks.move_to_end(self, last=False)
+        try:
+            self._scale.step(base)
+        finally:
+            hooks.pop(self, None)
+            if was_taken:
+                mark_gradients(self._weights.params)
+                self._complete(is_finite=True)
+
+    def _complete(self, is_finite: bool) -> None:
+        self._state = "closed"
+        self._optimizer._complete(self._index + 1, is_finite=is_finite)
+        self._optimizer._has_just_looped = self._is_loop
 
     def _checked(self, direction: Vector) -> Vector | None:
         """Average over ranks if each has perturbed on its own, verify that all is finite, and clip."""
@@ -228,25 +254,6 @@ class Passes:
         if options.max_norm is not None and options.clip == moment and vector.total_norm > options.max_norm:
             vector.scale_(options.max_norm / vector.total_norm)
 
-    def _step_base(self) -> None:
-        """Let the base optimizer step; if a hook raises after that, the step was taken all the same."""
-        was_taken: list[bool] = []
-        hooks: Any = self._optimizer.base._optimizer_step_post_hooks
-        hooks[self] = lambda *_: was_taken.append(True)
-        hooks.move_to_end(self, last=False)
-        try:
-            self._scale.step()
-        finally:
-            hooks.pop(self, None)
-            if was_taken:
-                mark_gradients(self._weights.params)
-                self._complete(is_finite=True)
-
-    def _complete(self, is_finite: bool) -> None:
-        self._state = "closed"
-        self._optimizer._complete(self._index + 1, is_finite=is_finite)
-        self._optimizer._has_just_looped = self._is_loop
-
     def _leave(self) -> None:
         """Return from wherever the algorithm has moved to."""
         self._algorithm.close()
@@ -257,14 +264,13 @@ class Passes:
 
     def _close_context(self) -> None:
         if self._context is not None:
-            context, self._context = self._context, None
-            context.__exit__(None, None, None)
+            self._context.close()
 
     def _undo(self) -> None:
         """Leave no trace of the step in gradients, buffers or the algorithm's state."""
         self._weights.clear_gradients()
         with torch.no_grad():
-            self._buffers.undo()
+            self._optimizer._buffers.undo()
         self._optimizer._rollback()
 
     def _run_hooks(self, hooks: dict[int, Any]) -> None:

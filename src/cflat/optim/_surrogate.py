@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 
 _PARALLEL = 1e-6
-"""Sine of an angle that may be rounding."""
+"""Sine of an angle that rounding cannot be told from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +49,11 @@ class Products:
 def surrogate_errors(p: Products, a: float, c: float) -> tuple[float, float]:
     """Return e of d^ = a g + c |g| u, and its part orthogonal to g relative to that of d.
 
-    Both are norms over orthogonal axes, because a small difference of large squares would be rounding: along g, along
-    the part of u orthogonal to g, and the rest of d.
+    Both are lengths over orthogonal axes, so that no small difference of large squares decides: along g, along the
+    part of u orthogonal to g, and the rest of d.
     """
     cosine = p.gu / p.g
-    sine = math.sqrt(max(1.0 - cosine**2, 0.0))  # the norm of u's part orthogonal to g
+    sine = math.sqrt(max(1.0 - cosine**2, 0.0))  # the length of u's part orthogonal to g
     d_u = p.vu / sine if sine > _PARALLEL else 0.0
     rest = math.sqrt(max((p.v - d_u) * (p.v + d_u), 0.0))
     along, across = (a + c * cosine) * p.g - p.dg / p.g, math.hypot(c * p.g * sine - d_u, rest)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from copy import copy
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 Branch = Literal["sharpness", "flatness"]
 Outcome = Literal["refreshed", "reused", "skipped"]
@@ -19,14 +18,10 @@ class BranchCounter:
     reused: int = 0
     skipped: int = 0
 
-    def add(self, outcome: Outcome) -> None:
-        """Count one step."""
-        setattr(self, outcome, getattr(self, outcome) + 1)
-
 
 @dataclass
 class SurrogateError:
-    """How far a cached surrogate was from what it stands for, measured at every refresh.
+    """How far a cached surrogate was from what it stands for, wherever a refresh told.
 
     e = |d^ - d| / |d|, where d is the exact increment over the gradient and d^ its surrogate. Plain training has e = 1
     by definition: a rule with e >= 1 is farther from C-Flat than doing nothing.
@@ -94,9 +89,10 @@ class Telemetry:
             self.nonfinite += 1
             self.last = {"evaluations": num_evaluations, "nonfinite": True}
             return
-        for branch, counter in (("sharpness", self.sharpness), ("flatness", self.flatness)):
+        for branch in get_args(Branch):
             if branch in noted:
-                counter.add(noted[branch])
+                counter, outcome = getattr(self, branch), noted[branch]
+                setattr(counter, outcome, getattr(counter, outcome) + 1)
         if "error" in noted:
             self.surrogate.add(noted["error"], noted["error_orthogonal"])
         self.last = {"evaluations": num_evaluations, **noted}
@@ -107,7 +103,9 @@ class Telemetry:
 
     def load(self, values: dict[str, Any]) -> None:
         """Take over the counters that `as_dict` returned."""
-        for name in self.__dataclass_fields__:
-            value, own = values[name], getattr(self, name)
-            is_counter = isinstance(own, BranchCounter | SurrogateError)
-            setattr(self, name, type(own)(**value) if is_counter else copy(value))
+        self.steps, self.evaluations = values["steps"], values["evaluations"]
+        self.sharpness = BranchCounter(**values["sharpness"])
+        self.flatness = BranchCounter(**values["flatness"])
+        self.surrogate = SurrogateError(**values["surrogate"])
+        self.nonfinite, self.cache_age = values["nonfinite"], dict(values["cache_age"])
+        self.last = dict(values["last"])

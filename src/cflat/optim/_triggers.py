@@ -14,7 +14,7 @@ class EmaTrigger:
     fires: there is no direction to regularize along.
 
     Args:
-        decay: The fraction d of the past, in [0, 1).
+        decay: The share d of the past, in [0, 1).
         is_rooted: Whether the dispersion is a standard deviation (scale-free) or the printed squared deviation.
     """
 

@@ -15,13 +15,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import compress
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from cflat._errors import ClosureError
-from cflat.optim._sharding import Layouts, is_sharded, layouts_of, total_over_ranks
+from cflat.optim._sharding import Sharding, is_sharded, sharding_of
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -32,12 +31,17 @@ EPS = 1e-12
 # A float32 norm on CPU is summed in one sweep per tensor and loses about 1e-4 beyond this many elements.
 _WIDE_SUM_NUMEL = 2**22
 
-# Elements of a vector on CPU that fit into its cache: one copy and one sum take less time than a norm per tensor.
+
 _FEW = 2**17
+"""Elements of a vector on CPU that fit into its cache."""
 
 
 class NonFiniteError(ArithmeticError):
     """A gradient of this step is Inf or NaN; the step is skipped and the weights are restored."""
+
+
+class LeftoverError(Exception):
+    """Gradients that were there before the step were not zero, as the first read of the step has found."""
 
 
 class Coefficients(tuple[float, ...]):
@@ -61,7 +65,7 @@ class Space:
         perturbed: Whether each tensor takes part in perturbations, and so in norms and inner products; None for all.
     """
 
-    __slots__ = ("_all_layouts", "_layouts", "group", "leftover", "perturbed")
+    __slots__ = ("_sharding", "_sharding_of_perturbed", "group", "leftover", "perturbed")
 
     def __init__(
         self, group: ProcessGroup | None = None, params: Sequence[Tensor] = (), perturbed: list[bool] | None = None
@@ -70,8 +74,14 @@ class Space:
         self.perturbed = perturbed
         self.leftover: Tensor | None = None
         """Not zero if gradients from before the step would be lost; the first `read` checks it."""
-        self._all_layouts = layouts_of(params)
-        self._layouts = self._all_layouts and layouts_of(self.chosen(params))
+        self._sharding = self._sharding_of_perturbed = sharding_of(params)
+        if self._sharding is not None:
+            self._sharding_of_perturbed = sharding_of(self.chosen(params))
+
+    @property
+    def is_simple(self) -> bool:
+        """Whether a norm is one number that concerns this process alone."""
+        return self.group is None and self.perturbed is None and self.leftover is None
 
     def chosen(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Return those of the tensors that are perturbed."""
@@ -79,21 +89,19 @@ class Space:
 
     def sq_norms(self, norms: Sequence[Tensor]) -> list[Tensor]:
         """Return the squared norm of a vector, given that of each tensor, and over all tensors if some do not count."""
-        if self._all_layouts is None and self.perturbed is None:
-            return [torch.linalg.vector_norm(stack_scalars(norms)).square()]
+        if self._sharding is None and self.perturbed is None:
+            norm: Tensor = torch.linalg.vector_norm(stack_scalars(norms))
+            return [norm.square()]
         squares = [norm.square() for norm in norms]
         own = self.total(self.chosen(squares), like=norms[0])
-        return [own] if self.perturbed is None else [own, _total(squares, self._all_layouts)]
+        return [own] if self.perturbed is None else [own, _total(squares, self._sharding)]
 
     def total(self, sums: Sequence[Tensor], like: Tensor) -> Tensor:
         """Add up one sum for each perturbed tensor over all ranks that hold a part of it; 0 if there is none."""
-        return _total(sums, self._layouts) if sums else torch.zeros((), device=like.device)
+        return _total(sums, self._sharding_of_perturbed) if sums else torch.zeros((), device=like.device)
 
 
 _ALONE = Space()
-
-_Norms: TypeAlias = tuple[float, float, float | None]
-"""Of this rank; the mean over the ranks; that over all tensors, perturbed or not, or None if it was not read."""
 
 
 class Vector:
@@ -105,84 +113,86 @@ class Vector:
     Args:
         tensors: Real, dense tensors, one for each parameter that takes part in the step.
         space: The ranks, shards and tensors over which norms are taken; by default this process and all tensors.
-        norm: The Euclidean norm, if it is known already and the same on all ranks.
+        norm: The Euclidean norm, if it is known already.
     """
 
-    __slots__ = ("_norms", "is_finite", "space", "tensors")
+    __slots__ = ("_agreed", "_norm", "_total", "is_finite", "space", "tensors")
 
     def __init__(self, tensors: Sequence[Tensor], space: Space = _ALONE, norm: float | None = None) -> None:
-        self.tensors = tensors if type(tensors) is list else list(tensors)
+        self.tensors = list(tensors)
         self.space = space
-        self._norms: _Norms | None = None
+        self._norm = norm
+        self._agreed = norm if space.group is None else None
+        self._total = self._agreed if space.perturbed is None else None
         self.is_finite = norm is not None
-        if norm is not None:
-            self.know_norm(norm)
 
     @property
     def norm(self) -> float:
         """The Euclidean norm of this rank's vector; costs one host synchronisation the first time."""
-        return read(self)[0] if self._norms is None else self._norms[0]
+        return read(self)[0] if self._norm is None else self._norm
 
     @property
     def agreed_norm(self) -> float:
         """The mean of the ranks' norms: equal on all ranks, so decisions must be based on it."""
-        return read(self, agreed=True)[0] if self._norms is None else self._norms[1]
+        return read(self, agreed=True)[0] if self._agreed is None else self._agreed
 
     @property
     def total_norm(self) -> float:
         """The mean of the ranks' norms over all tensors, perturbed or not."""
-        if self._norms is None or self._norms[2] is None:
+        if self._total is None:
             read(self)
-        assert self._norms is not None
-        assert self._norms[2] is not None
-        return self._norms[2]
-
-    @property
-    def known_norm(self) -> float | None:
-        """The norm if it has been read or noted already."""
-        return None if self._norms is None else self._norms[0]
-
-    def know_norm(self, norm: float) -> None:
-        """Note a norm that follows from others, so that it need not be read."""
-        self._norms = (norm, norm, norm if self.space.perturbed is None else None)
+        assert self._total is not None
+        return self._total
 
     def require_finite(self) -> None:
         """Raise `NonFiniteError` on all ranks if an element is Inf or NaN on one of them."""
         if self.is_finite:
             return
-        space, tensors = self.space, self.tensors
-        is_simple = space.group is None and space.leftover is None
-        if is_simple and all(t.dtype is torch.float32 and t.is_cpu for t in tensors) and self.numel <= _FEW:
-            flat = torch.cat([t.reshape(-1) for t in tensors])
-            _require_finite([_number(torch.dot(flat, flat))])
-            self.is_finite = True
-        else:
-            read(self)
+        if self.space.is_simple and all(t.is_cpu and t.dtype is torch.float32 for t in self.tensors):
+            elements = sum(t.numel() for t in self.tensors)
+            if elements <= _FEW:  # one copy and one sum take less time than a norm for each tensor
+                flat = torch.cat([t.reshape(-1) for t in self.tensors])
+                if not math.isfinite(_value(torch.dot(flat, flat))):
+                    raise NonFiniteError("A gradient of this step is Inf or NaN.")
+                self.is_finite = True
+                return
+        read(self)
+
+    @property
+    def known_norm(self) -> float | None:
+        """The norm if it has been read or noted already."""
+        return self._norm
+
+    def know_norm(self, norm: float) -> None:
+        """Note a norm that follows from others, so that it need not be read."""
+        self._norm = self._agreed = norm
+        self._total = norm if self.space.perturbed is None else None
 
     @property
     def numel(self) -> int:
         """Number of elements."""
-        return sum([tensor.numel() for tensor in self.tensors])
+        return sum(tensor.numel() for tensor in self.tensors)
 
     def clone(self) -> Vector:
         """Return a copy in memory of its own."""
-        return self._multiple(clone_all(self.tensors), 1.0)
+        return self._new(clone_all(self.tensors), self._norm)
 
     def scaled(self, alpha: float) -> Vector:
         """Return ``alpha * self`` in new memory."""
-        return self._multiple(torch._foreach_mul(self.tensors, alpha), alpha)
+        return self._new(torch._foreach_mul(self.tensors, alpha), _times(self._norm, alpha))
 
     def scale_(self, alpha: float) -> Vector:
         """Multiply by a number."""
         torch._foreach_mul_(self.tensors, alpha)
-        self._norms = _times(self._norms, alpha)
+        self._norm, self._agreed = _times(self._norm, alpha), _times(self._agreed, alpha)
+        self._total = _times(self._total, alpha)
         return self
 
     def mul_by_(self, scale: Tensor) -> Vector:
         """Multiply by a number that only the device knows."""
         for device in {tensor.device for tensor in self.tensors}:
             torch._foreach_mul_([tensor for tensor in self.tensors if tensor.device == device], scale.to(device))
-        self._norms = None
+        self._norm = self._agreed = self._total = None
         return self
 
     def add_(self, other: Vector, alpha: float | Coefficients = 1.0) -> Vector:
@@ -192,13 +202,13 @@ class Vector:
 
     def minus(self, other: Vector) -> Vector:
         """Return ``self - other`` in new memory."""
-        return Vector(torch._foreach_sub(self.tensors, other.tensors), self.space)
+        return self._new(torch._foreach_sub(self.tensors, other.tensors), None)
 
     def absolute(self, plus: float) -> Vector:
         """Return ``|self| + plus``, element by element, in new memory."""
         magnitudes = torch._foreach_abs(self.tensors)
         torch._foreach_add_(magnitudes, plus)
-        return Vector(magnitudes, self.space)
+        return self._new(magnitudes, None)
 
     def mul_(self, other: Vector) -> Vector:
         """Multiply element by element."""
@@ -212,12 +222,12 @@ class Vector:
     def copy_to_(self, targets: Sequence[Tensor]) -> None:
         """Overwrite ``targets`` with this vector, bit for bit."""
         if self.tensors:
-            torch._foreach_copy_(targets, self.tensors)  # type: ignore[arg-type]
+            torch._foreach_copy_(list(targets), self.tensors)
 
     def add_to_(self, targets: Sequence[Tensor], alpha: float | Coefficients) -> None:
         """Add ``alpha * self`` to ``targets``; those whose coefficient is 0 are not touched."""
         if not isinstance(alpha, Coefficients):
-            torch._foreach_add_(targets, self.tensors, alpha=alpha)  # type: ignore[call-overload]
+            torch._foreach_add_(list(targets), self.tensors, alpha=alpha)
             return
         for value in set(alpha) - {0.0}:
             members = [index for index, own in enumerate(alpha) if own == value]
@@ -232,27 +242,30 @@ class Vector:
         for tensors in buckets.values():
             flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
             torch.distributed.all_reduce(flat, group=group)
-            parts = flat.div_(torch.distributed.get_world_size(group)).split([tensor.numel() for tensor in tensors])
+            parts = flat.div_(_size(group)).split([tensor.numel() for tensor in tensors])
             torch._foreach_copy_(tensors, [p.view_as(t) for p, t in zip(parts, tensors, strict=True)])
-        self._norms = None
+        self._norm = self._agreed = self._total = None
         self.is_finite = False
-        return self
-
-    def _multiple(self, tensors: Sequence[Tensor], alpha: float) -> Vector:
-        vector = Vector(tensors, self.space)
-        vector._norms = _times(self._norms, alpha)
-        vector.is_finite = vector._norms is not None
-        return vector
-
-    def _changed(self, other: Vector) -> Vector:
-        """Forget the norm; a sum of finite vectors is taken to be finite."""
-        self._norms = None
-        self.is_finite = self.is_finite and other.is_finite
         return self
 
     def _squares(self) -> list[Tensor]:
         """Return the squared norm, and that over all tensors if not all are perturbed."""
         return self.space.sq_norms(torch._foreach_norm(self.tensors, 2, dtype=_accumulator(self.tensors)))
+
+    def _new(self, tensors: Sequence[Tensor], norm: float | None) -> Vector:
+        return Vector(tensors, self.space, norm)
+
+    def _changed(self, other: Vector) -> Vector:
+        """Forget the norm; a sum of finite vectors is taken to be finite."""
+        self._norm = self._agreed = self._total = None
+        self.is_finite = self.is_finite and other.is_finite
+        return self
+
+    def _learn(self, local: list[float], shared: list[float]) -> tuple[float, float]:
+        """Note the squares that were read, the last of which is over all tensors; return both norms."""
+        self._norm, self._agreed, self._total = math.sqrt(local[0]), math.sqrt(shared[0]), math.sqrt(shared[-1])
+        self.is_finite = True
+        return self._norm, self._agreed
 
 
 def read(*items: Vector | Tensor, agreed: bool = False) -> list[float]:
@@ -263,58 +276,49 @@ def read(*items: Vector | Tensor, agreed: bool = False) -> list[float]:
     All ranks of the first vector's group see the same verdict: if any value is not finite on any rank, every rank
     raises `NonFiniteError`.
     """
+    if len(items) == 1 and isinstance(items[0], Vector) and items[0].space.is_simple:
+        return [_read_norm(items[0])]
     scalars = [item._squares() if isinstance(item, Vector) else [item] for item in items]
     space = next((item.space for item in items if isinstance(item, Vector)), _ALONE)
     flat = [scalar for own in scalars for scalar in own]
     leftover, space.leftover = space.leftover, None
-    local, shared = _fetch(flat if leftover is None else [*flat, leftover], space.group)
-    if leftover is not None and (local[-1] != 0 or shared[-1] != 0):
-        raise ClosureError(
-            "There are gradients that were accumulated before this step, which it would have to drop: it needs all "
-            "micro-batches again at other weights. Loop over the micro-batches inside the closure or inside "
-            "optimizer.passes(), or keep them with cflat.integrations, which serves Lightning, Trainer, Accelerate and "
-            "trainers of your own. If these gradients are left over, call optimizer.zero_grad() before the step."
-        )
-    _require_finite(local if shared is local else local + shared)
+    local, shared = _fetch(stack_scalars(flat if leftover is None else [*flat, leftover]), space.group)
+    if leftover is not None and (local.pop() != 0 or shared.pop() != 0):
+        raise LeftoverError
+    if not all(math.isfinite(value) for value in (*local, *shared)):
+        raise NonFiniteError("A gradient of this step is Inf or NaN.")
     values, position = [], 0
     for item, own in zip(items, scalars, strict=True):
+        end = position + len(own)
         pair = (local[position], shared[position])
-        position += len(own)
         if isinstance(item, Vector):
-            total = math.sqrt(shared[position - 1])  # the last of a vector's squares is over all tensors
-            item._norms = (math.sqrt(pair[0]), math.sqrt(pair[1]), total)
-            item.is_finite = True
-            pair = item._norms[:2]
+            pair = item._learn(local[position:end], shared[position:end])
         values.append(pair[agreed])
+        position = end
     return values
 
 
-def _times(norms: _Norms | None, alpha: float) -> _Norms | None:
-    if norms is None:
-        return None
-    own, agreed, total = norms
-    return abs(alpha) * own, abs(alpha) * agreed, None if total is None else abs(alpha) * total
+def _read_norm(vector: Vector) -> float:
+    """Do what `read` does for the usual case: one vector in one process, of which everything counts."""
+    square = _value(vector._squares()[0])
+    if not math.isfinite(square):
+        raise NonFiniteError("A gradient of this step is Inf or NaN.")
+    return vector._learn([square], [square])[0]
 
 
-def _fetch(scalars: list[Tensor], group: ProcessGroup | None) -> tuple[list[float], list[float]]:
-    """Return this rank's numbers and their means over the ranks of the group."""
-    if group is None:
-        numbers = stack_scalars(scalars).tolist() if len(scalars) > 1 else [_number(scalars[0])]
-        return numbers, numbers
-    packed = stack_scalars(scalars)
-    total = packed.clone()
-    torch.distributed.all_reduce(total, group=group)
-    local, shared = torch.stack((packed, total / torch.distributed.get_world_size(group))).tolist()
-    return local, shared
-
-
-def _number(scalar: Tensor) -> float:
+def _value(scalar: Tensor) -> float:
     return scalar.tolist()  # type: ignore[return-value]  # a number for a tensor without dimensions
 
 
-def _require_finite(numbers: list[float]) -> None:
-    if not all(map(math.isfinite, numbers)):
-        raise NonFiniteError("A gradient of this step is Inf or NaN.")
+def _fetch(packed: Tensor, group: ProcessGroup | None) -> tuple[list[float], list[float]]:
+    """Return this rank's numbers and their means over the ranks of the group."""
+    if group is None:
+        numbers = packed.tolist()
+        return numbers, list(numbers)
+    total = packed.clone()
+    torch.distributed.all_reduce(total, group=group)
+    local, shared = torch.stack((packed, total / _size(group))).tolist()
+    return local, shared
 
 
 def dot(left: Vector, right: Vector) -> Tensor:
@@ -350,22 +354,30 @@ def as_real(tensor: Tensor) -> Tensor:
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
-def stack_scalars(scalars: Sequence[Tensor]) -> Tensor:
-    """Stack scalars that may differ in device and precision."""
-    try:
-        return torch.stack(scalars)  # type: ignore[arg-type]
-    except RuntimeError:
-        return torch.stack([scalar.to(scalars[0].device) for scalar in scalars])
+def _times(norm: float | None, alpha: float) -> float | None:
+    return None if norm is None else abs(alpha) * norm
 
 
 def _accumulator(tensors: list[Tensor]) -> torch.dtype:
     """The dtype in which sums over these tensors are accumulated."""
     for tensor in tensors:
-        if tensor.dtype is torch.float64 or (tensor.numel() > _WIDE_SUM_NUMEL and tensor.is_cpu):
+        if tensor.dtype is torch.float64 or (tensor.numel() > _WIDE_SUM_NUMEL and tensor.device.type == "cpu"):
             return torch.float64
     return torch.float32
 
 
-def _total(sums: Sequence[Tensor], layouts: Layouts | None) -> Tensor:
+def stack_scalars(scalars: Sequence[Tensor]) -> Tensor:
+    """Stack scalars that may differ in device and precision."""
+    try:
+        return torch.stack(list(scalars))
+    except RuntimeError:
+        return torch.stack([scalar.to(scalars[0].device) for scalar in scalars])
+
+
+def _total(sums: Sequence[Tensor], sharding: Sharding | None) -> Tensor:
     stacked = stack_scalars(sums)
-    return stacked.sum() if layouts is None else total_over_ranks(stacked, layouts)
+    return stacked.sum() if sharding is None else sharding.total(stacked)
+
+
+def _size(group: ProcessGroup | None) -> int:
+    return torch.distributed.get_world_size(group)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from functools import cache
 from itertools import compress
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 
 from cflat.optim._sharding import is_sharded, like_parameter, local_part
-from cflat.optim._vectors import EPS, Coefficients, Space, Vector, as_real, clone_all, read
+from cflat.optim._vectors import EPS, Coefficients, Space, Vector, as_real, read
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -43,17 +42,16 @@ class Weights:
     ) -> None:
         self.candidates = candidates
         self.group = group
-        self.params: Sequence[Tensor] = []
+        self.params: list[Tensor] = []
         self.leftover: Tensor | None = None
         """Not zero if gradients from before the step would be lost; checked when the first gradient is read."""
         self._scale_of = scales or {}
         self._is_local = is_local
-        self._has_begun = False
         self._data: list[Tensor] = []
         self._scales: Coefficients | None = None
         self._space: Space
-        self._theta: list[Tensor] | None = None
-        self._sparse: set[Tensor] = set()
+        self._theta: Vector | None = None
+        self._is_sparse: list[bool] | None = None
         self._is_used: list[bool] = []
 
     def jump(self, direction: Vector, radius: float) -> None:
@@ -64,9 +62,9 @@ class Weights:
     def back(self) -> None:
         """Move to theta, the place where the step began, before going elsewhere from there."""
         if self._theta is None:
-            self._theta = clone_all(self._movable())
-        elif self._theta:
-            torch._foreach_copy_(self._movable(), self._theta)
+            self._theta = Vector(self._movable()).clone()
+        else:
+            self._theta.copy_to_(self._movable())
 
     def walk(self, direction: Vector, radius: float) -> None:
         """Move on from the present point by radius * direction / |direction|."""
@@ -77,12 +75,6 @@ class Weights:
         if self._theta is None:
             self.back()
         direction.add_to_(self._data, alpha if self._scales is None else alpha * self._scales)
-
-    def restore(self) -> None:
-        """Put the original values back; does nothing when nothing was moved."""
-        if self._theta is not None:
-            self.back()
-            self._theta = None
 
     @property
     def are_moved(self) -> bool:
@@ -100,7 +92,7 @@ class Weights:
 
     def choose(self, params: Sequence[Tensor]) -> None:
         """Name the parameters to move before there is a gradient."""
-        self.params = params
+        self.params = list(params)
         self._data = [data_of(param) for param in params]
         if self._scale_of:
             self._scales = Coefficients(self._scale_of.get(param, 1.0) for param in params)
@@ -113,22 +105,22 @@ class Weights:
 
     def collect(self, scale: Tensor | None = None) -> Vector:
         """Take the gradient out of the parameters and divide it by the loss scale; empty if there is none."""
-        if not self._has_begun:
+        if self._is_sparse is None:
             self._begin()
         if not self.params:
             return Vector([], norm=0.0)
         gradient = Vector(_take_gradients(self.params), self._space)
-        if len(self.params) < len(self.candidates):
-            self.clear_gradients()
+        self.clear_gradients()
         return gradient if scale is None else gradient.mul_by_(scale.double().reciprocal().to(scale.dtype))
 
     def _begin(self) -> None:
         """Let the first gradient decide which parameters take part."""
-        self._has_begun = True
         trainable = [param for param in self.candidates if param.requires_grad]
-        self._is_used = [param.grad is not None for param in trainable]
-        self.choose(trainable if self._is_local else list(compress(trainable, self._is_used)))
-        self._sparse = {param for param in self.params if param.grad is not None and param.grad.is_sparse}
+        used = [param.grad is not None for param in trainable]
+        active = trainable if self._is_local else list(compress(trainable, used))
+        self._is_used = used
+        self._is_sparse = [param.grad is not None and param.grad.is_sparse for param in active]
+        self.choose(active)
         self._space.leftover = self.leftover
 
     def average(self, direction: Vector) -> Vector:
@@ -138,24 +130,35 @@ class Weights:
         direction.average_()
         used = torch.tensor(self._is_used, dtype=torch.float32, device=direction.tensors[0].device)
         torch.distributed.all_reduce(used, group=self.group)
-        norm, *counts = read(direction, *used.unbind())
-        is_kept = [count > 0 for count in counts]
-        self.choose(list(compress(self.params, is_kept)))
-        return Vector(list(compress(direction.tensors, is_kept)), self._space, norm)  # the same on all ranks by now
+        _, *counts = read(direction, *used.unbind())
+        kept = [index for index, count in enumerate(counts) if count > 0]
+        self._is_sparse = [self._is_sparse[index] for index in kept] if self._is_sparse else []
+        self.choose([self.params[index] for index in kept])
+        mean = Vector([direction.tensors[index] for index in kept], self._space, direction.norm)
+        mean.know_norm(direction.norm)  # the same on all ranks by now
+        return mean
 
     def assign(self, direction: Vector) -> None:
         """Write the direction of descent into the gradients, in the layout in which they came."""
-        for param, tensor in zip(self.params, direction.tensors, strict=True):
+        for param, tensor, sparse in zip(self.params, direction.tensors, self._is_sparse or [], strict=True):
             gradient = torch.view_as_complex(tensor) if param.is_complex() else tensor
-            param.grad = gradient.to_sparse(1) if param in self._sparse else like_parameter(gradient, param)
+            param.grad = gradient.to_sparse(1) if sparse else like_parameter(gradient, param)
 
     def clear_gradients(self) -> None:
         """Drop all gradients of the optimizer's parameters."""
         for param in self.candidates:
             param.grad = None
 
+    def restore(self) -> None:
+        """Put the original values back; does nothing when nothing was moved."""
+        if self._theta is not None:
+            self._theta.copy_to_(self._movable())
+            self._theta = None
+
     def _movable(self) -> list[Tensor]:
-        return self._data if self._scales is None else list(compress(self._data, self._scales))
+        if self._scales is None:
+            return self._data
+        return [data for data, scale in zip(self._data, self._scales, strict=True) if scale != 0.0]
 
 
 def data_of(param: Tensor) -> Tensor:
@@ -165,24 +168,29 @@ def data_of(param: Tensor) -> Tensor:
 
 
 def _take_gradients(params: Sequence[Tensor]) -> list[Tensor]:
-    """Take the gradients out, as dense real tensors of this rank that nobody else will overwrite."""
-    usual_holders, usual_uses = _usual_counts()
+    """Return the gradients as dense real tensors that nobody else will overwrite."""
+    usual_holders, usual_uses = _USUAL or _count_owners()
     taken = []
     for param in params:
         gradient = param.grad
-        if gradient is None:
-            taken.append(torch.zeros_like(data_of(param)))
+        if type(gradient) is not Tensor or gradient.layout is not torch.strided or gradient.is_complex():
+            taken.append(_unusual_gradient(gradient, param))
             continue
-        is_plain = type(gradient) is Tensor and gradient.layout is torch.strided
         # Somebody may fill it again for the next evaluation: DDP its buckets (views), others a buffer of their own.
-        is_shared = _uses(gradient) > usual_uses if is_plain else gradient._is_view()
-        if is_shared or sys.getrefcount(gradient) > usual_holders:
+        if gradient._is_view() or sys.getrefcount(gradient) > usual_holders or _uses(gradient) > usual_uses:
             gradient = gradient.clone()
-        if gradient.requires_grad:
-            gradient = gradient.detach()
-        param.grad = None
-        taken.append(gradient if is_plain and not gradient.is_complex() else as_real(local_part(gradient, param)))
+        taken.append(gradient.detach() if gradient.requires_grad else gradient)
     return taken
+
+
+def _unusual_gradient(gradient: Tensor | None, param: Tensor) -> Tensor:
+    """Return one that is missing, sparse, complex or spread over ranks as a dense real tensor of this rank."""
+    if gradient is None:
+        return torch.zeros_like(data_of(param))
+    is_plain = type(gradient) is Tensor and gradient.layout is torch.strided
+    if gradient._is_view() or (is_plain and _uses(gradient) > _USUAL[1]) or sys.getrefcount(gradient) > _USUAL[0] + 2:
+        gradient = gradient.clone()
+    return as_real(local_part(gradient.detach() if gradient.requires_grad else gradient, param))
 
 
 def _uses(gradient: Tensor) -> int:
@@ -190,10 +198,14 @@ def _uses(gradient: Tensor) -> int:
     return int(torch._C._storage_Use_Count(gradient.untyped_storage()._cdata))
 
 
-@cache
-def _usual_counts() -> tuple[int, int]:
-    """Return how often a gradient is counted that nobody else holds; versions of torch and Python differ."""
+_USUAL: tuple[int, ...] = ()
+
+
+def _count_owners() -> tuple[int, ...]:
+    """Learn how often a gradient is counted that nobody else holds; versions of torch and Python differ."""
+    global _USUAL
     param = torch.zeros(1, requires_grad=True)
     param.grad = torch.zeros(1)
     gradient = param.grad
-    return sys.getrefcount(gradient), _uses(gradient)
+    _USUAL = (sys.getrefcount(gradient), _uses(gradient))
+    return _USUAL

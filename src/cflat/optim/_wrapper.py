@@ -9,22 +9,29 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 
-def _of_base(name: str, doc: str) -> Any:
-    """Return a property that is the base's own; what torch's constructor sets before they are linked is dropped."""
+class _OfBase:
+    """An attribute that is the base's own; what torch's constructor sets before they are linked is dropped."""
 
-    def assign(optimizer: Wrapper, value: Any) -> None:
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, optimizer: Wrapper | None, owner: type) -> Any:
+        return self if optimizer is None else getattr(optimizer.base, self._name)
+
+    def __set__(self, optimizer: Wrapper, value: Any) -> None:
         if optimizer._is_linked:
-            setattr(optimizer.base, name, value)
-
-    return property(lambda optimizer: getattr(optimizer.base, name), assign, doc=doc)
+            setattr(optimizer.base, self._name, value)
 
 
 class Wrapper(Optimizer):
     """An optimizer whose parameter groups, state and defaults are those of ``base``, a plain torch optimizer."""
 
-    param_groups = _of_base("param_groups", "The base optimizer's parameter groups.")
-    state = _of_base("state", "The base optimizer's state; what a wrapper keeps lives elsewhere.")
-    defaults = _of_base("defaults", "The base optimizer's defaults.")
+    param_groups = _OfBase()  # type: ignore[assignment]
+    """The base optimizer's parameter groups."""
+    state = _OfBase()  # type: ignore[assignment]
+    """The base optimizer's state; what a wrapper keeps lives elsewhere."""
+    defaults = _OfBase()  # type: ignore[assignment]
+    """The base optimizer's defaults."""
 
     def __init__(self, base: Optimizer) -> None:
         if isinstance(base, type) or not isinstance(base, Optimizer):

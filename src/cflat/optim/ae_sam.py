@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from torch import nn
 from torch.optim import Optimizer
-from typing_extensions import Unpack
 
 from cflat.optim.engine import (
-    Common,
     Count,
     Direction,
     EmaTrigger,
@@ -14,6 +13,7 @@ from cflat.optim.engine import (
     Number,
     Radius,
     SharpnessAware,
+    StepOptions,
     Weights,
     register_optimizer,
 )
@@ -48,14 +48,15 @@ class AESAM(SharpnessAware):
         self,
         base: Optimizer,
         *,
+        model: nn.Module | None = None,
         rho: Radius = 0.05,
         decay: Fraction = 0.9,
         start: Number = 1.0,
         end: Number = -1.0,
         total_steps: Count | None = None,
-        **common: Unpack[Common],
+        options: StepOptions | None = None,
     ) -> None:
-        super().__init__(base, rho=rho, **common)
+        super().__init__(base, model=model, rho=rho, options=options)
         self.start, self.end, self.total_steps = start, end, total_steps
         self.decay = decay
         self.trigger = EmaTrigger(decay, is_rooted=True)
@@ -63,8 +64,8 @@ class AESAM(SharpnessAware):
     @property
     def threshold(self) -> float:
         """The present c_t, in deviations above the mean."""
-        fraction = 0.5 if self.total_steps is None else min(self.telemetry.steps / self.total_steps, 1.0)
-        return (1 - fraction) * self.start + fraction * self.end
+        share = 0.5 if self.total_steps is None else min(self.telemetry.steps / self.total_steps, 1.0)
+        return (1 - share) * self.start + share * self.end
 
     def direction(self, weights: Weights) -> Direction:
         """Return g_s or g."""

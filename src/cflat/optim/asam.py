@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from torch import nn
 from torch.optim import Optimizer
-from typing_extensions import Unpack
 
-from cflat.optim.engine import EPS, Common, Direction, NotNegative, Radius, SharpnessAware, Weights, register_optimizer
+from cflat.optim.engine import (
+    EPS,
+    Direction,
+    NotNegative,
+    Radius,
+    SharpnessAware,
+    StepOptions,
+    Weights,
+    register_optimizer,
+)
 
 
 @register_optimizer(
@@ -32,9 +41,15 @@ class ASAM(SharpnessAware):
     """
 
     def __init__(
-        self, base: Optimizer, *, rho: Radius = 0.5, eta: NotNegative = 0.01, **common: Unpack[Common]
+        self,
+        base: Optimizer,
+        *,
+        model: nn.Module | None = None,
+        rho: Radius = 0.5,
+        eta: NotNegative = 0.01,
+        options: StepOptions | None = None,
     ) -> None:
-        super().__init__(base, rho=rho, **common)
+        super().__init__(base, model=model, rho=rho, options=options)
         self.eta = eta
 
     def direction(self, weights: Weights) -> Direction:

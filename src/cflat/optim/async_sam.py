@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from torch import nn
 from torch.optim import Optimizer
-from typing_extensions import Unpack
 
-from cflat.optim.engine import Common, Direction, Radius, SharpnessAware, Weights, register_optimizer
+from cflat.optim.engine import Direction, Radius, SharpnessAware, StepOptions, Weights, register_optimizer
 
 
 @register_optimizer(
@@ -20,7 +20,7 @@ class AsyncSAM(SharpnessAware):
     """Descend along g_t, the gradient at theta + rho * g_{t-1} / |g_{t-1}|.
 
     The authors let a second device compute the stale gradient, at theta_{t-1} and on a batch of its own. Here it is the
-    gradient along which the step before descended (as in S2-SAM, Ji et al., 2024): a step is one evaluation in
+    gradient along which the step before descended (as in S2-SAM, Ji et al., 2024), so that a step is one evaluation in
     all. The first step of a task is plain. Keeps one gradient-sized buffer; the loss that a step returns is that of its
     only evaluation, at the perturbed weights.
 
@@ -31,8 +31,15 @@ class AsyncSAM(SharpnessAware):
         options: How steps are taken; see `StepOptions`.
     """
 
-    def __init__(self, base: Optimizer, *, rho: Radius = 0.05, **common: Unpack[Common]) -> None:
-        super().__init__(base, rho=rho, **common)
+    def __init__(
+        self,
+        base: Optimizer,
+        *,
+        model: nn.Module | None = None,
+        rho: Radius = 0.05,
+        options: StepOptions | None = None,
+    ) -> None:
+        super().__init__(base, model=model, rho=rho, options=options)
 
     def direction(self, weights: Weights) -> Direction:
         """Return the gradient at the end of the stale ascent."""

@@ -6,7 +6,19 @@ are those of its Equations 4 and 5.
 
 from __future__ import annotations
 
-from cflat.optim.engine import Direction, FlatnessAware, Weights, register_optimizer
+from torch import nn
+from torch.optim import Optimizer
+
+from cflat.optim.engine import (
+    Direction,
+    FlatnessAware,
+    NotNegative,
+    Positive,
+    Radius,
+    StepOptions,
+    Weights,
+    register_optimizer,
+)
 
 
 @register_optimizer(
@@ -33,6 +45,18 @@ class CFlat(FlatnessAware):
     >>> model = torch.nn.Linear(2, 1)
     >>> opt = CFlat(torch.optim.SGD(model.parameters(), lr=0.1), model=model, rho=0.05, lam=0.2)
     """
+
+    def __init__(
+        self,
+        base: Optimizer,
+        *,
+        model: nn.Module | None = None,
+        rho: Radius = 0.05,
+        lam: NotNegative = 0.2,
+        rho_fd: Positive | None = None,
+        options: StepOptions | None = None,
+    ) -> None:
+        super().__init__(base, model=model, rho=rho, lam=lam, rho_fd=rho_fd, options=options)
 
     def direction(self, weights: Weights) -> Direction:
         """Return g_s + lam * (rho / rho') * (g_1 - g_0)."""

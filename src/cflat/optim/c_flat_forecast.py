@@ -8,7 +8,7 @@ With d = (g_s - g) + lam * (rho / rho') * (g_1 - g_0), the increment of exact C-
                  Then u <- unit(v).
 
 The refresh that begins a task is exact: four evaluations. The others take two, compute g_s alone and put
-d = (1 + phi) (g_s - g), phi being the mean of |d| / |g_s - g| - 1 over the exact ones. A budget of evaluations decides
+d = (1 + phi) (g_s - g), phi being the mean of |d| / |g_s - g| - 1 over the exact ones. A budget of evaluations says
 when to refresh, and makes refreshes exact if it can afford that. While the mean of e = |d^ - d| / |d| is 1 or more,
 forecasts are left out. What each part is worth, and what was left out: docs/results/surrogate.md.
 """
@@ -20,13 +20,11 @@ from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
-from typing_extensions import Unpack
 
 from cflat.optim.engine import (
     EPS,
-    Common,
     Direction,
     FlatnessAware,
     NotNegative,
@@ -34,6 +32,7 @@ from cflat.optim.engine import (
     Products,
     Radius,
     Range,
+    StepOptions,
     Vector,
     Weights,
     dot,
@@ -65,7 +64,7 @@ class CFlatForecast(FlatnessAware):
     """Descend along C-Flat's direction, computed on some steps and forecast on the others.
 
     Most steps take one evaluation, some two, a few four. One gradient-sized buffer is kept between steps, three more
-    are held during extra evaluations. ``telemetry.surrogate`` reports how far forecasts were from C-Flat.
+    are held during extra evaluations. ``telemetry.surrogate`` says how far the forecasts were from C-Flat.
 
     Args:
         base: Any torch optimizer; its groups and schedules stay in charge of the update.
@@ -88,13 +87,14 @@ class CFlatForecast(FlatnessAware):
         self,
         base: Optimizer,
         *,
+        model: nn.Module | None = None,
         rho: Radius = 0.05,
         rho_fd: Positive | None = None,
         lam: NotNegative = 0.2,
         evaluations: Annotated[float, Range(above=1, at_most=4)] = 1.3,
-        **common: Unpack[Common],
+        options: StepOptions | None = None,
     ) -> None:
-        super().__init__(base, rho=rho, lam=lam, rho_fd=rho_fd, **common)
+        super().__init__(base, model=model, rho=rho, lam=lam, rho_fd=rho_fd, options=options)
         self.evaluations = evaluations
         self._begin()
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 from typing import Annotated
 
+from torch import nn
 from torch.optim import Optimizer
-from typing_extensions import Unpack
 
 from cflat.optim.engine import (
-    Common,
     Direction,
     FlatnessAware,
     NotNegative,
     Positive,
     Radius,
     Range,
+    StepOptions,
     Weights,
     register_optimizer,
 )
@@ -54,6 +54,7 @@ class CFlatPlus(FlatnessAware):
         self,
         base: Optimizer,
         *,
+        model: nn.Module | None = None,
         rho: Radius = 0.2,
         lam: NotNegative = 0.2,
         rho_fd: Positive | None = None,
@@ -61,9 +62,9 @@ class CFlatPlus(FlatnessAware):
         steepness: Positive = 0.1,
         midpoint: NotNegative = 80.0,
         gain: Annotated[float, Range(above=0, at_most=1)] = 0.8,
-        **common: Unpack[Common],
+        options: StepOptions | None = None,
     ) -> None:
-        super().__init__(base, rho=rho, lam=lam, rho_fd=rho_fd, **common)
+        super().__init__(base, model=model, rho=rho, lam=lam, rho_fd=rho_fd, options=options)
         self.initial_amplitude = self.amplitude = amplitude
         self.steepness, self.midpoint, self.gain = steepness, midpoint, gain
 

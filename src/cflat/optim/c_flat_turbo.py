@@ -14,7 +14,7 @@ What the paper leaves open is read as follows; docs/optimizers/c_flat_turbo.md h
 - Line 26: k_t = floor(k + k_growth * t / N) is set when task t (from 0) begins; without N it stays k.
 - j, statistics and caches begin anew with every task. Norms and inner products are over all perturbed parameters.
 
-``reading`` chooses what lines 10 and 22 put in, v being the cached component:
+``reading`` says what lines 10 and 22 put in, v being the cached component:
 
 ==============  ===========================  ====================================  ===============  ================
 reading         g_s                          g_f                                   sigma            refresh
@@ -24,7 +24,7 @@ reading         g_s                          g_f                                
 "calibrated"    (1 + a) g + c |g| unit(v)    a_f g_0 + c_f |g_0| unit(v)           its square root  k steps old
 ==============  ===========================  ====================================  ===============  ================
 
-"consistent" lets g_0 + beta |g_0| unit(v) stand for g_1, whose recomputation the text claims to avoid: then Eq. 5 gives
+"consistent" lets g_0 + beta |g_0| unit(v) stand for g_1, whose recomputation the text says it avoids: then Eq. 5 gives
 this g_f. "calibrated" takes a and c from the last refresh, where they reproduce the exact terms.
 """
 
@@ -34,13 +34,11 @@ import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
-from typing_extensions import Unpack
 
 from cflat.optim.engine import (
     EPS,
-    Common,
     Count,
     Direction,
     DirectionMemory,
@@ -51,6 +49,7 @@ from cflat.optim.engine import (
     Positive,
     Products,
     Radius,
+    StepOptions,
     Vector,
     Weights,
     dot,
@@ -108,6 +107,7 @@ class CFlatTurbo(FlatnessAware):
         self,
         base: Optimizer,
         *,
+        model: nn.Module | None = None,
         rho: Radius = 0.05,
         rho_fd: Positive | None = None,
         lam: NotNegative = 0.2,
@@ -120,9 +120,9 @@ class CFlatTurbo(FlatnessAware):
         decay: Fraction = 0.9,
         reading: Reading = "printed",
         cache_decay: Fraction = 0.0,
-        **common: Unpack[Common],
+        options: StepOptions | None = None,
     ) -> None:
-        super().__init__(base, rho=rho, lam=lam, rho_fd=rho_fd, **common)
+        super().__init__(base, model=model, rho=rho, lam=lam, rho_fd=rho_fd, options=options)
         self.beta, self.reading, self.cache_decay = beta, reading, cache_decay
         self.k, self.k_growth, self.schedule = k, k_growth, schedule
         self.trigger, self.threshold, self.decay = trigger, threshold, decay

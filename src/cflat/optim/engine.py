@@ -5,7 +5,7 @@ A new optimizer needs `Direction`, `Weights` and `Radius` for its types; tools t
 """
 
 from cflat._ranges import Count, CountOrZero, Fraction, NotNegative, Number, Positive, Range, Share, Whole, check
-from cflat.optim._base import Common, SharpnessAware, StepOptions
+from cflat.optim._base import SharpnessAware, StepOptions
 from cflat.optim._catalog import register_optimizer
 from cflat.optim._flatness import FlatnessAware
 from cflat.optim._guards import BufferGuard, RandomGuard
@@ -29,9 +29,9 @@ from cflat.optim._vectors import (
 from cflat.optim._weights import Weights, data_of
 
 __all__ = [
-    "EPS", "BufferGuard", "Coefficients", "Common", "Count", "CountOrZero", "Direction", "DirectionMemory",
-    "EmaTrigger", "Evaluation", "FlatnessAware", "Fraction", "NonFiniteError", "NotNegative", "Number", "Positive",
-    "Products", "Radius", "RandomGuard", "Range", "Share", "SharpnessAware", "StepOptions", "Vector", "Weights",
-    "Whole", "as_real", "check", "clone_all", "data_of", "dot", "filter_norms", "read", "register_optimizer",
-    "shard_like", "surrogate_errors",
+    "EPS", "BufferGuard", "Coefficients", "Count", "CountOrZero", "Direction", "DirectionMemory", "EmaTrigger",
+    "Evaluation", "FlatnessAware", "Fraction", "NonFiniteError", "NotNegative", "Number", "Positive", "Products",
+    "Radius", "RandomGuard", "Range", "Share", "SharpnessAware", "StepOptions", "Vector", "Weights", "Whole",
+    "as_real", "check", "clone_all", "data_of", "dot", "filter_norms", "read", "register_optimizer", "shard_like",
+    "surrogate_errors",
 ]  # fmt: skip

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from torch import nn
 from torch.optim import Optimizer
-from typing_extensions import Unpack
 
 from cflat.optim.engine import (
     Coefficients,
-    Common,
     Direction,
     Fraction,
     NotNegative,
     Radius,
     SharpnessAware,
+    StepOptions,
     Weights,
     register_optimizer,
 )
@@ -38,7 +38,7 @@ class FriendlySAM(SharpnessAware):
         base: Any torch optimizer; its groups and schedules stay in charge of the update.
         model: The module whose buffers extra evaluations must leave alone; optional.
         rho: Radius of the perturbation; above 0, or a schedule.
-        sigma: Fraction of the full-batch component to remove; at least 0, and 0 is SAM.
+        sigma: Share of the full-batch component to remove; at least 0, and 0 is SAM.
         decay: Decay of the moving average, in [0, 1).
         options: How steps are taken; see `StepOptions`.
     """
@@ -47,12 +47,13 @@ class FriendlySAM(SharpnessAware):
         self,
         base: Optimizer,
         *,
+        model: nn.Module | None = None,
         rho: Radius = 0.05,
         sigma: NotNegative = 1.0,
         decay: Fraction = 0.9,
-        **common: Unpack[Common],
+        options: StepOptions | None = None,
     ) -> None:
-        super().__init__(base, rho=rho, **common)
+        super().__init__(base, model=model, rho=rho, options=options)
         self.sigma = sigma
         self.decay = decay
 

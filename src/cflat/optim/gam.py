@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from torch import nn
 from torch.optim import Optimizer
-from typing_extensions import Unpack
 
 from cflat.optim.engine import (
-    Common,
     Direction,
     NotNegative,
     Positive,
     Radius,
     SharpnessAware,
+    StepOptions,
     Weights,
     dot,
     read,
@@ -42,7 +42,7 @@ class GAM(SharpnessAware):
         rho_fd: Length of the finite-difference steps; above 0.
         gamma: Weight of the orthogonal part of m; at least 0.
         betas: The weights b_1, b_2, b_3; by default those of the authors' script for ResNets on CIFAR-100. With
-            b_1 + b_3 = 1, as always there, d has about the norm of a gradient.
+            b_1 + b_3 = 1, as always there, d is as long as a gradient.
         options: How steps are taken; see `StepOptions`.
     """
 
@@ -50,15 +50,16 @@ class GAM(SharpnessAware):
         self,
         base: Optimizer,
         *,
+        model: nn.Module | None = None,
         rho: Radius = 0.2,
         rho_fd: Positive = 0.02,
         gamma: NotNegative = 0.03,
         betas: tuple[float, float, float] = (0.6, 0.5, 0.4),
-        **common: Unpack[Common],
+        options: StepOptions | None = None,
     ) -> None:
         if not isinstance(betas, tuple | list) or [isinstance(b, int | float) for b in betas] != [True] * 3:
             raise ValueError(f"betas must be three numbers, got {betas!r}.")
-        super().__init__(base, rho=rho, **common)
+        super().__init__(base, model=model, rho=rho, options=options)
         self.rho_fd = rho_fd
         self.gamma = gamma
         self.betas = tuple(betas)

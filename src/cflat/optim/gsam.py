@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from torch import nn
 from torch.optim import Optimizer
-from typing_extensions import Unpack
 
 from cflat.optim.engine import (
-    Common,
     Direction,
     NotNegative,
     Radius,
     SharpnessAware,
+    StepOptions,
     Weights,
     dot,
     read,
@@ -39,9 +39,15 @@ class GSAM(SharpnessAware):
     """
 
     def __init__(
-        self, base: Optimizer, *, rho: Radius = 0.05, alpha: NotNegative = 0.4, **common: Unpack[Common]
+        self,
+        base: Optimizer,
+        *,
+        model: nn.Module | None = None,
+        rho: Radius = 0.05,
+        alpha: NotNegative = 0.4,
+        options: StepOptions | None = None,
     ) -> None:
-        super().__init__(base, rho=rho, **common)
+        super().__init__(base, model=model, rho=rho, options=options)
         self.alpha = alpha
 
     def direction(self, weights: Weights) -> Direction:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from torch import nn
 from torch.optim import Optimizer
-from typing_extensions import Unpack
 
 from cflat.optim.engine import (
     EPS,
-    Common,
     Count,
     Direction,
     NotNegative,
     Radius,
     SharpnessAware,
+    StepOptions,
     Weights,
     dot,
     read,
@@ -40,16 +40,23 @@ class LookSAM(SharpnessAware):
         model: The module whose buffers extra evaluations must leave alone; optional.
         rho: Radius of the perturbation; above 0, or a schedule.
         k: Steps from one exact computation to the next; at least 1, and 1 is SAM.
-        alpha: Norm of the reused component relative to the gradient; at least 0.
+        alpha: Length of the reused component relative to the gradient; at least 0.
         options: How steps are taken; see `StepOptions`.
     """
 
     scalars = ("age",)
 
     def __init__(
-        self, base: Optimizer, *, rho: Radius = 0.05, k: Count = 5, alpha: NotNegative = 0.7, **common: Unpack[Common]
+        self,
+        base: Optimizer,
+        *,
+        model: nn.Module | None = None,
+        rho: Radius = 0.05,
+        k: Count = 5,
+        alpha: NotNegative = 0.7,
+        options: StepOptions | None = None,
     ) -> None:
-        super().__init__(base, rho=rho, **common)
+        super().__init__(base, model=model, rho=rho, options=options)
         self.k = k
         self.alpha = alpha
         self.age = 0

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
-from typing_extensions import Unpack
 
 from cflat.optim.engine import (
     EPS,
-    Common,
     Direction,
     Fraction,
     Radius,
     SharpnessAware,
+    StepOptions,
     Vector,
     Weights,
     read,
@@ -48,21 +47,27 @@ class MSAM(SharpnessAware):
         base: Any torch optimizer; its groups and schedules stay in charge of the update.
         model: The module whose buffers extra evaluations must leave alone; optional.
         rho: Radius of the perturbation, about ten times SAM's; above 0, or a schedule.
-        momentum: Fraction of v that is carried over, in [0, 1).
+        momentum: Share of v that is carried over, in [0, 1).
         options: How steps are taken; see `StepOptions`.
     """
 
     def __init__(
-        self, base: Optimizer, *, rho: Radius = 0.5, momentum: Fraction = 0.9, **common: Unpack[Common]
+        self,
+        base: Optimizer,
+        *,
+        model: nn.Module | None = None,
+        rho: Radius = 0.5,
+        momentum: Fraction = 0.9,
+        options: StepOptions | None = None,
     ) -> None:
-        super().__init__(base, rho=rho, **common)
+        super().__init__(base, model=model, rho=rho, options=options)
         self.momentum = momentum
 
     def direction(self, weights: Weights) -> Direction:
         """Return the gradient ahead."""
         memory = self.memory("v")
         params, v = memory.known(weights)
-        norm = v.norm if params else 0.0
+        length = v.norm if params else 0.0
         if params:
             weights.choose(params)
             weights.jump(v, -self.rho)
@@ -71,11 +76,11 @@ class MSAM(SharpnessAware):
         decays = self._decays(weights.params)
         if any(decays):  # the base will add decay * theta to what is returned
             pull = [decay * scale for decay, scale in zip(decays, weights.scales, strict=True)]
-            g.add_(Vector(torch._foreach_mul(v.tensors, pull)), -self.rho / (norm + EPS))
+            g.add_(Vector(torch._foreach_mul(v.tensors, pull)), -self.rho / (length + EPS))
         v = v.scaled(self.momentum).add_(g)
         if any(decays):
             v.add_(Vector(torch._foreach_mul(weights.values().tensors, decays)))
-        read(g, v)  # together: the next step needs |v|, and one read is enough
+        read(g, v)  # together, so that the next step knows |v|
         self.count("sharpness", "refreshed", g=g.norm)
         memory.update(weights.params, v)
         return g

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from torch import nn
 from torch.optim import Optimizer
-from typing_extensions import Unpack
 
-from cflat.optim.engine import Common, Direction, SharpnessAware, Weights, register_optimizer
+from cflat.optim.engine import Direction, SharpnessAware, StepOptions, Weights, register_optimizer
 
 
 @register_optimizer("none", title="base optimizer", summary="the base optimizer alone", evaluations="1", held=0)
@@ -20,8 +20,8 @@ class Plain(SharpnessAware):
 
     _adds_to_gradients = True
 
-    def __init__(self, base: Optimizer, **common: Unpack[Common]) -> None:
-        super().__init__(base, **common)
+    def __init__(self, base: Optimizer, *, model: nn.Module | None = None, options: StepOptions | None = None) -> None:
+        super().__init__(base, model=model, options=options)
 
     def direction(self, weights: Weights) -> Direction:
         """Return g."""

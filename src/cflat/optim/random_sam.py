@@ -7,16 +7,15 @@ import random
 from collections.abc import Iterable, Iterator, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
-from typing_extensions import Unpack
 
 from cflat.optim.engine import (
-    Common,
     Count,
     Direction,
     Radius,
     SharpnessAware,
+    StepOptions,
     Vector,
     Weights,
     Whole,
@@ -39,7 +38,7 @@ from cflat.optim.engine import (
 class RandomSAM(SharpnessAware):
     """Descend along the gradient at theta + eps with eps_ij ~ N(0, rho^2 |W_i|^2 / n) for row W_i of a weight W.
 
-    A row is an output's filter with its n weights: each filter moves by about rho times its own norm. Tensors
+    A row is an output's filter with its n weights, so that each filter moves by about rho times its own norm. Tensors
     without rows (biases, scales) are not perturbed. Expected flatness takes the place of the worst case: one evaluation
     per step, nothing kept. The noise of a step is a function of ``seed``, the task and the step number alone: all ranks
     perturb alike and a resumed run continues with the same noise. Weights are restored from a copy, bit for bit.
@@ -58,12 +57,13 @@ class RandomSAM(SharpnessAware):
         self,
         base: Optimizer,
         *,
+        model: nn.Module | None = None,
         rho: Radius = 0.05,
         total_steps: Count | None = None,
         seed: Whole = 0,
-        **common: Unpack[Common],
+        options: StepOptions | None = None,
     ) -> None:
-        super().__init__(base, rho=rho, **common)
+        super().__init__(base, model=model, rho=rho, options=options)
         self.total_steps = total_steps
         self.seed = seed
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from torch import nn
 from torch.optim import Optimizer
-from typing_extensions import Unpack
 
-from cflat.optim.engine import Common, Direction, Radius, SharpnessAware, Weights, register_optimizer
+from cflat.optim.engine import Direction, Radius, SharpnessAware, StepOptions, Weights, register_optimizer
 
 
 @register_optimizer(
@@ -32,8 +32,15 @@ class SAM(SharpnessAware):
     >>> opt = SAM(torch.optim.SGD(model.parameters(), lr=0.1), model=model, rho=0.05)
     """
 
-    def __init__(self, base: Optimizer, *, rho: Radius = 0.05, **common: Unpack[Common]) -> None:
-        super().__init__(base, rho=rho, **common)
+    def __init__(
+        self,
+        base: Optimizer,
+        *,
+        model: nn.Module | None = None,
+        rho: Radius = 0.05,
+        options: StepOptions | None = None,
+    ) -> None:
+        super().__init__(base, model=model, rho=rho, options=options)
 
     def direction(self, weights: Weights) -> Direction:
         """Return g_s."""

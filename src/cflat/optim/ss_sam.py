@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+from torch import nn
 from torch.optim import Optimizer
-from typing_extensions import Unpack
 
-from cflat.optim.engine import Common, Direction, Radius, Share, SharpnessAware, Weights, Whole, register_optimizer
+from cflat.optim.engine import Direction, Radius, Share, SharpnessAware, StepOptions, Weights, Whole, register_optimizer
 
 
 @register_optimizer(
@@ -23,7 +23,7 @@ class SSSAM(SharpnessAware):
     """Descend along g_s with probability p and along g otherwise.
 
     Costs 1 + p evaluations per step. The coin is a function of ``seed`` and the step number alone, so all ranks see
-    the same side and a resumed run continues with the same tosses.
+    the same side and a resumed run goes on with the same tosses.
 
     Args:
         base: Any torch optimizer; its groups and schedules stay in charge of the update.
@@ -38,12 +38,13 @@ class SSSAM(SharpnessAware):
         self,
         base: Optimizer,
         *,
+        model: nn.Module | None = None,
         rho: Radius = 0.05,
         p: Share | Callable[[int], float] = 0.5,
         seed: Whole = 0,
-        **common: Unpack[Common],
+        options: StepOptions | None = None,
     ) -> None:
-        super().__init__(base, rho=rho, **common)
+        super().__init__(base, model=model, rho=rho, options=options)
         self.p = p
         self.seed = seed
 

@@ -1,17 +1,17 @@
-"""VaSSO: SAM whose ascent direction is averaged over steps to suppress noise (Li and Giannakis, 2023)."""
+"""VaSSO: SAM whose ascent direction is averaged over steps, so that it is less noisy (Li and Giannakis, 2023)."""
 
 from __future__ import annotations
 
+from torch import nn
 from torch.optim import Optimizer
-from typing_extensions import Unpack
 
 from cflat.optim.engine import (
     Coefficients,
-    Common,
     Direction,
     Radius,
     Share,
     SharpnessAware,
+    StepOptions,
     Weights,
     register_optimizer,
 )
@@ -40,8 +40,16 @@ class VaSSO(SharpnessAware):
         options: How steps are taken; see `StepOptions`.
     """
 
-    def __init__(self, base: Optimizer, *, rho: Radius = 0.05, theta: Share = 0.9, **common: Unpack[Common]) -> None:
-        super().__init__(base, rho=rho, **common)
+    def __init__(
+        self,
+        base: Optimizer,
+        *,
+        model: nn.Module | None = None,
+        rho: Radius = 0.05,
+        theta: Share = 0.9,
+        options: StepOptions | None = None,
+    ) -> None:
+        super().__init__(base, model=model, rho=rho, options=options)
         self.theta = theta
 
     def direction(self, weights: Weights) -> Direction:
