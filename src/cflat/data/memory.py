@@ -134,7 +134,10 @@ class ExemplarMemory(_Memory):
         positions = {label: np.flatnonzero(train.labels == label) for label in np.unique(train.labels).tolist()}
         quota = self._quotas([*(label for label, _ in self._exemplars), *positions])
         # Every prefix of a herded order is a good choice, so shrinking takes the first ones.
-        kept = {key: images.select(np.arange(len(images))[: quota[key[0]]]) for key, images in self._exemplars.items()}
+        kept = {
+            key: images if len(images) <= quota[key[0]] else images.select(np.arange(quota[key[0]]))
+            for key, images in self._exemplars.items()
+        }
         for label, where in positions.items():
             order = self._order(label, where, features, min(quota[label], len(where)))
             kept[label, self.num_updates] = train.select(where[order])
