@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,15 +18,20 @@ STYLE: Any = {"svg.fonttype": "none", "svg.hashsalt": "cflat", "font.size": 8, "
 
 
 def draw_contrasts(lines: Sequence[Line], path: Path) -> None:
-    """Draw one panel for each contrast of the tuned blocks and of block P."""
+    """Draw one panel for each contrast of the tuned blocks and of block P that has pairs."""
     families = [
         *((contrast, verdict, TUNED_BLOCKS) for contrast, verdict in verdicts(lines, CONTRASTS, TUNED_BLOCKS).items()),
         *((contrast, verdict, ("P",)) for contrast, verdict in verdicts(lines, PAPER_CONTRASTS, ("P",)).items()),
     ]
+    shown = [family for family in families if family[1].streams]  # no empty panels while runs are missing
+    rows = max(1, math.ceil(len(shown) / 4))
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(11, 11), layout="constrained")
-        for axes, (contrast, verdict, blocks) in zip(figure.subplots(4, 4).flat, families, strict=True):
+        figure = Figure(figsize=(11, 2.75 * rows), layout="constrained")
+        panels = figure.subplots(rows, 4, squeeze=False).flat
+        for axes, (contrast, verdict, blocks) in zip(panels, shown, strict=False):
             _draw(axes, contrast, verdict, streams_of(contrast, blocks))
+        for axes in panels[len(shown) :]:
+            axes.set_axis_off()
         figure.savefig(path, metadata={"Date": None})
 
 
@@ -44,10 +50,9 @@ def draw_claim(claim: Claim, found: Mapping[Contrast, Verdict], path: Path) -> N
 
 def _draw(axes: Any, contrast: Contrast, verdict: Verdict, streams: Sequence[str]) -> None:
     axes.axvline(0, color="#999999", linewidth=0.8)
+    streams = [stream for stream in streams if stream in verdict.streams]
     for place, stream in enumerate(streams):
-        effect = verdict.streams.get(stream)
-        if effect is None:
-            continue
+        effect = verdict.streams[stream]
         low, high = effect.interval()
         style = {"alpha": 0.35} if stream in verdict.left_out else {}
         axes.plot([low, high], [place, place], color=COLORS[BLOCK_OF[stream]], **style)
