@@ -78,11 +78,16 @@ class Screen:
         try:
             yield
         except (BrokenPipeError, ValueError):  # a closed file raises a ValueError
-            with suppress(OSError, ValueError):  # else Python flushes again at exit, and prints an error
-                os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
+            self._discard_rest()
             self.stream = io.StringIO()
         except OSError as error:
+            self._discard_rest()
             raise OSError(error.errno, error.strerror, self._name) from error
+
+    def _discard_rest(self) -> None:
+        """Send what is still buffered nowhere: Python flushes again at exit, and would fail with exit code 120."""
+        with suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)
