@@ -31,6 +31,7 @@ from benchmarks.study.definition import (
     BLOCKS,
     CLAIMS,
     CONTRASTS,
+    CONVERGED_LOSS,
     PAPER_CONTRASTS,
     ROWS,
     STREAMS,
@@ -45,7 +46,11 @@ from cflat._files import write_atomic
 
 RESULTS = ROOT / "docs" / "results"
 README_ROWS = ("sgd", "qhm_average", "sam", "c_flat", "turbo", "forecast", "plain_rate_x4")
-SHORT_TITLES = {"ease": "EASE on CIFAR-100", "duct": "DUCT on PACS", "l2p": "L2P on CIFAR-100"}
+SHORT_TITLES = {
+    "ease": "EASE on CIFAR-100, the paper's settings",
+    "duct": "DUCT on PACS, its authors' settings",
+    "l2p": "L2P on CIFAR-100, the paper's settings",
+}
 """Of the streams of block P, for the README."""
 COMMAND = "python -m benchmarks.study"
 
@@ -298,7 +303,10 @@ def _tuning_progress(stream: str, lines: Sequence[Line]) -> str:
 def _condition(finals: Finals, reference: str) -> str:
     means = {metric: row_means(finals, metric).get(reference, math.nan) for metric in ("end_loss", "late_loss")}
     correlation = stream_correlation(finals)
-    end = "converged" if is_converged(means["end_loss"], means["late_loss"]) else "not converged"
+    end = "not converged"
+    if is_converged(means["end_loss"], means["late_loss"]):
+        # A loss far above zero may stop falling because a schedule has ended.
+        end = "converged" if means["end_loss"] < CONVERGED_LOSS else "it has stopped falling, by the study's rule"
     speed = "speed-limited: decides nothing about flatness" if is_speed_limited(correlation) else "not speed-limited"
     return (
         f"The end loss of {ROWS[reference].title} is {means['end_loss']:.3f}, {means['late_loss']:.3f} after three "
@@ -537,7 +545,7 @@ def _column_title(name: str, complete: Mapping[str, Finals]) -> str:
     if len(complete) == len(BLOCKS[name].streams):
         return SCALES[name]
     titles = "; ".join(SHORT_TITLES.get(stream, stream) for stream in complete)
-    scale = "; ViT-Tiny at 64 px, the paper's settings" if name == "P" else ""
+    scale = "; ViT-Tiny at 64 px" if name == "P" else ""
     return f"{name}, so far: {titles}{scale}; {BLOCKS[name].final_replicates} replicates"
 
 
