@@ -42,10 +42,10 @@ PLACES = {
 def on_config(config: Any) -> Any:
     """Give every page that the navigation does not name a place in it: by its folder, or among the guides."""
     docs = Path(config["docs_dir"])
-    named = set(_pages(config["nav"]))
+    named, excluded = set(_pages(config["nav"])), config["exclude_docs"]
     for path in sorted(docs.rglob("*.md"), key=lambda path: (path.stem not in ("index", "README"), path)):
         page = path.relative_to(docs).as_posix()
-        if page not in named:
+        if page not in named and not excluded.match_file(page):
             title = PLACES.get(page.partition("/")[0], "How to")
             next(entry[title] for entry in config["nav"] if title in entry).append(page)
     return config
