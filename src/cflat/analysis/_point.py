@@ -82,6 +82,7 @@ class Point:
     @torch.no_grad()
     def move(self, *offsets: tuple[Vector, float]) -> None:
         """Move to theta plus the sum of ``alpha * vector`` over the given pairs."""
+        # From the copy every time: going on from the last place would add up rounding errors.
         self._weights.back()
         for vector, alpha in offsets:
             self._weights.shift(vector, alpha)
@@ -90,6 +91,7 @@ class Point:
     def put_between(self, start: Vector, end: Vector, fraction: float) -> None:
         """Set the weights to a point of the line from ``start`` (0) to ``end`` (1), exact at both."""
         self._weights.back()
+        # lerp computes from the nearer end, so it returns `end` itself at 1; start + (end - start) would round.
         Vector(torch._foreach_lerp(start.tensors, end.tensors, fraction)).copy_to_(self._weights.values().tensors)
 
     def vector(self, name: str, tensors: Sequence[Tensor]) -> Vector:

@@ -65,6 +65,7 @@ def measure_flatness(
             value, gradient = point.value_and_gradient()
             raised = point.value_at((gradient, rho / (gradient.norm + EPS)))
             point.move()  # back to the weights
+            # After the moves, which write to the weights in place and would invalidate its graph.
             hessian = Hessian(point)
             nodes, _ = quadrature(hessian, hessian.random_vector(seed), products)
     except NonFiniteError:

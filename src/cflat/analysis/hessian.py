@@ -182,6 +182,7 @@ def top_eigenvalues(
     with Point(loss, params, model) as point:
         hessian = Hessian(point)
         k = min(k, hessian.size)
+        # scipy's own choice of ncv, with fewer vectors where fewer products are allowed.
         width = min(hessian.size, max(2 * k + 1, min(DENSE, max_products)))  # vectors that the iteration holds
         if width == hessian.size:
             values, vectors = _dense(hessian, k, which)
@@ -195,6 +196,7 @@ def top_eigenvalues(
         return Eigen(
             values=values,
             residuals=residuals,
+            # Each residual takes one more.
             num_products=products + len(values),
             is_converged=is_converged,
             vectors=[hessian.unflattened(vector) for vector in vectors] if with_vectors else None,
@@ -223,6 +225,7 @@ def _sparse(
     operator = scipy_linalg.LinearOperator((hessian.size, hessian.size), matvec=product, dtype=np.float64)
     # ARPACK counts restarts, each of width - k products, after the first width.
     restarts = max(1, (max_products - width) // (width - k))
+    # Without a starting vector ARPACK draws one that does not follow from `seed`.
     start = hessian.random_vector(seed).cpu().numpy()
     options = {"v0": start, "ncv": width, "maxiter": restarts, "tol": tolerance}
     try:
@@ -296,6 +299,7 @@ def spectrum_density(
     if sigma is None:
         # When all nodes are rounding errors of one value, their range is no scale.
         sigma = 0.01 * (high - low) if high - low > 1e-9 * abs(high) else 0.01 * (abs(high) or 1.0)
+    # Beyond 6 sigma lies 1e-9 of a Gaussian, so the curve integrates to 1.
     grid = torch.linspace(low - 6 * sigma, high + 6 * sigma, points, dtype=torch.float64)
     if (grid[1] - grid[0]).item() > sigma:
         raise ValueError(f"sigma={sigma:g} is finer than the grid of {points} points; raise points or sigma.")
@@ -319,12 +323,14 @@ def quadrature(hessian: Hessian, start: Tensor, steps: int) -> tuple[Tensor, Ten
         if betas:
             image -= betas[-1] * previous
         betas.append(image.norm().item())
+        # The subspace is invariant: what is left is rounding, and normalized it would be a direction of noise.
         if betas[-1] <= 100 * torch.finfo(torch.float64).eps * max(abs(value) for value in (*alphas, *betas)):
             break
         previous, row = row, image / betas[-1]
     # The last beta couples to a vector outside of the basis; eigh reads the lower triangle alone.
     diagonal, couplings = (torch.tensor(values, dtype=torch.float64) for values in (alphas, betas[:-1]))
     nodes, vectors = torch.linalg.eigh(torch.diag(diagonal) + torch.diag(couplings, -1))
+    # Golub and Welsch: the weights are the squares of the eigenvectors' first components.
     return nodes, vectors[0].square()
 
 

@@ -122,6 +122,7 @@ def connect(
         for fraction in fractions:
             point.put_between(first, last, fraction)
             losses.append(point.value())
+    # The ends lie on the straight line by definition, so only the points between them can rise above it.
     straight = ((1 - t) * losses[0] + t * losses[-1] for t in fractions[1:-1])
     rises = (loss - level for loss, level in zip(losses[1:-1], straight, strict=True))
     return Connection(fractions, losses, barrier=max(0.0, *rises))

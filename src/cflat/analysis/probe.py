@@ -119,6 +119,7 @@ class Probe:
         params = list(params)
         self.interval = k
         self._plain = Shadow("none", params, model)
+        # Without repetitions but in the caller's order: the verdict is about the first.
         self._lanes = [_Lane(rho, params, model, lam, beta, k) for rho in dict.fromkeys(radii)]
         self.steps = 0
 
@@ -196,7 +197,7 @@ def probe(
 
         if index >= warmup:
             watched.look(closure)
-        base.zero_grad()  # after the look, which leaves no gradient
+        base.zero_grad()  # those of the last step, which `look` has put back
         with torch.enable_grad():
             closure()
         base.step()
@@ -224,6 +225,7 @@ class _Lane:
             "reuse only, calibrated": Shadow("c_flat_turbo", params, model, reading="calibrated", **reuse),
         }
         self.seen: dict[str, list[tuple[float, ...]]] = {name: [] for name in self.shadows}
+        # As far apart as two refreshes of Turbo: that is how long a cached direction has to last.
         self.recorder = GradientRecorder(every=k, lag=k)
         self.recorder.attach(self.shadows[EXACT].optimizer)
 

@@ -27,6 +27,7 @@ DRIFTING = ("g", "g_s - g", "g_0", "g_f", "g_vs", "g_vf")
 RATIO_EDGES = torch.linspace(-16.0, 8.0, 97)
 """Bins of log |m / n|; what lies outside is counted in the first and the last."""
 MAX_RATIOS = 2**20
+# The pairs of the paper's Figure 3, left.
 _RATIOS = {"g_s - g, g": ("g_s - g", "g"), "g_f, g_s": ("g_f", "g_s")}
 _ANGLES = {"g_s, g": ("g_s", "g"), "g_0, g": ("g_0", "g"), "g_f, g_s": ("g_f", "g_s"), "g_f, g_0": ("g_f", "g_0")}
 
@@ -97,6 +98,7 @@ class GradientRecorder:
         """Record the steps of ``optimizer`` from now on; the returned function ends it."""
 
         def see(evaluation: Evaluation) -> None:
+            # task_step counts completed steps, and this one is under way.
             if (optimizer.task_step + 1) % self.every == 0:
                 self._see(evaluation)
 
@@ -159,6 +161,7 @@ class GradientRecorder:
         record = StepRecord(
             task=optimizer.task_index,
             epoch=self.epoch,
+            # The step was counted before its hook runs.
             step=optimizer.task_step - 1,
             loss=self._losses.get("g"),
             sharpness=self._losses["g_s"] - self._losses["g"] if {"g", "g_s"} <= self._losses.keys() else None,
@@ -174,6 +177,7 @@ class GradientRecorder:
 
     def _drift(self, vectors: dict[str, Tensor], scale: float) -> tuple[dict[str, float], dict[str, float]]:
         """Compare with the vectors of ``lag`` steps earlier, and remember these."""
+        # Only the oldest entry of a full queue is `lag` steps old.
         past = self._earlier[0] if len(self._earlier) == self._earlier.maxlen else {}
         self._earlier.append({name: vectors[name] for name in DRIFTING if name in vectors})
         both = [name for name in DRIFTING if name in vectors and name in past]
@@ -216,6 +220,7 @@ def ratio_histogram(m: Tensor, n: Tensor) -> Tensor:
     step = math.ceil(len(m) / MAX_RATIOS)
     m, n = m[::step], n[::step]
     low, high = float(RATIO_EDGES[0]), float(RATIO_EDGES[-1])
+    # EPS is the epsilon of the paper's definition, too.
     ratios = (m / (n + EPS)).abs_().log_().clamp_(low, high)
     ratios = ratios[m != 0]  # coordinates without a correction have no ratio
     return torch.histc(ratios.cpu(), bins=len(RATIO_EDGES) - 1, min=low, max=high).to(torch.int64)
@@ -226,6 +231,7 @@ def _choose(sizes: list[int], limit: int) -> list[Tensor] | None:
     if sum(sizes) <= limit:
         return None
     ends = torch.tensor([0, *sizes]).cumsum(0)
+    # A generator of its own: recording must not change the random numbers of the training.
     drawn = torch.randint(0, int(ends[-1]), (limit,), generator=torch.Generator().manual_seed(0)).sort().values
     cuts = torch.searchsorted(drawn, ends)
     return [drawn[a:b] - end for a, b, end in zip(cuts[:-1], cuts[1:], ends[:-1], strict=True)]

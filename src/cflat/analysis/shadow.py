@@ -37,6 +37,7 @@ class Shadow:
         params = self.optimizer.all_params()
         before = [(param, param.grad) for param in params]
         self.optimizer.zero_grad()  # else the shadow would add to what the training loop has accumulated
+        # The optimizer's own guards keep what its first evaluation has done, as a step should; a look leaves nothing.
         random = RandomGuard(is_enabled=True)
         random.start(param.device for param in params)
         self._buffers.start()

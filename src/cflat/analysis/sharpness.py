@@ -97,6 +97,7 @@ def ascend_terms(
         steepest = ball.climb(ball.norm_and_ascent, ball.eps_1, steps, starts, seed)
         return Terms(
             loss=ball.loss,
+            # Theta itself lies in the ball.
             sharpness=max(0.0, highest - ball.loss),
             flatness=rho * max(ball.gradient_norm, steepest),
             gradient_norm=ball.gradient_norm,
@@ -129,6 +130,7 @@ class _Ball:
         """Return |T g| and the direction in which it grows: that of its square's half, T H T (T g)."""
         self._move(u)
         hessian = Hessian(self._point)
+        # A copy, since `_scaled` works in place; the norm is read before g is scaled once more below.
         g = self._scaled(Vector([as_real(gradient) for gradient in hessian.gradient]).clone())
         norm = g.norm
         image = hessian(self._point.tensors(self._scaled(g)))

@@ -61,6 +61,7 @@ def job_executor(
         with owned(folder), stoppable() as stop:
             if name == "ray":
                 ray = RayExecutor(gpus, stop)
+                # Without a session of this process, the executor opens and closes one for every batch.
                 with ray_session() if stays else nullcontext():
                     yield ray if is_silent else partial(_report_each, ray)
             else:
@@ -80,6 +81,7 @@ class VariantProgress:
     def __call__(self, variant: Variant, index: int, total: int) -> None:
         """Report a variant that is about to be trained; finished ones are never reported."""
         if not self._is_silent:
+            # An upper bound: variants that are finished already are among the rest.
             seconds = (time.monotonic() - self._started) / max(self._trained, 1) * (total - index)
             left = f", about {duration(round(seconds))} left" if self._trained else ""
             note(f"[{index + 1}/{total}] training {variant.name}{', recorded' if variant.is_recorded else ''}{left}")

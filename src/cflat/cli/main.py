@@ -48,6 +48,7 @@ Examples:
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
+    # Typer's Rich help joins the lines of an epilog, which would run the examples together.
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
 )
@@ -97,6 +98,7 @@ def run_app(arguments: Sequence[str] | None = None) -> int:
     with screens():
         try:
             code = _run(given)
+            # A full disk may show only now; the flush at exit would be too late for a message.
             sys.stdout.flush()
         except OSError as error:  # of standard output itself, such as a full disk
             message, code = _explain(error)
@@ -110,9 +112,10 @@ def _run(given: list[str]) -> int:
     try:
         # Not standalone: errors of options are reported here, like all others, and shortened.
         code = app(args=_without_plugins(words), prog_name="cflat", standalone_mode=False)
+        # typer.Exit comes back as its code; a command that just ends comes back as None.
         code = code if isinstance(code, int) else 0
         message = INTERRUPTED_TEXT if code == INTERRUPTED else ""  # typer is silent about a KeyboardInterrupt
-    except SystemExit as end:
+    except SystemExit as end:  # how `stoppable` ends a command
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
     except (Exception, KeyboardInterrupt) as error:
         if len(words) < len(given):
@@ -122,6 +125,7 @@ def _run(given: list[str]) -> int:
             message = ""  # the rank that failed reports it
     if code and not is_main_process():
         is_over = let_main_speak(SHORT_PATIENCE_SECONDS if code >= STOPPED else PATIENCE_SECONDS)
+        # With the launcher gone, rank 0 has reported for all.
         message = "" if is_over else message and f"rank {own_rank()}: {message}"
     if message:
         print(message, file=sys.stderr)

@@ -59,6 +59,7 @@ def takes_settings(*names: str, words: Any = None, file: bool = True) -> Callabl
     """
 
     def decorate(command: Command) -> Command:
+        # Commands postpone their annotations, which would be strings without eval_str.
         own = inspect.signature(command, eval_str=True).parameters
         annotations = {
             "overrides": Overrides if words is None else Annotated[list[str] | None, words],
@@ -86,7 +87,7 @@ def takes_settings(*names: str, words: Any = None, file: bool = True) -> Callabl
             command(layer, **given)
 
         made: Any = call
-        # Typer reads the options from the signature.
+        # Typer reads both, and wraps() would leave it those of the command without the shared options.
         made.__signature__ = inspect.Signature([*shared, *others])
         made.__annotations__ = {parameter.name: parameter.annotation for parameter in [*shared, *others]}
         return cast(Command, made)

@@ -36,6 +36,7 @@ SPREAD_COLUMNS = ("Avg", "Last", "Forgetting", "img/s", "evaluations/step", "lar
 # C0 and C1 controls but tab and newline, and Unicode's marks that reverse the direction of text.
 _OBEYED = r"\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069"
 _CONTROLS, _ALL_CONTROLS = re.compile(f"[{_OBEYED}]"), re.compile(rf"[{_OBEYED}\r\n]")
+# Lets colour codes pass: on a terminal Rich prints its tables with them.
 _COLOURED = re.compile(rf"(?!\x1b\[[\d;]*m)[{_OBEYED}]")
 
 
@@ -56,13 +57,14 @@ class Screen:
     """
 
     def __init__(self, stream: TextIO | None, name: str) -> None:
+        # Python starts with None in place of a stream whose descriptor is closed.
         self.stream: TextIO = io.StringIO() if stream is None else stream
         self._name = name
         self._controls = _COLOURED if self.stream.isatty() else _CONTROLS
 
     def write(self, text: str) -> int:
         """Write text with control characters escaped."""
-        encoding = self.stream.encoding or "utf-8"
+        encoding = self.stream.encoding or "utf-8"  # a StringIO has none
         shown = printable(text, self._controls).encode(encoding, "backslashreplace").decode(encoding)
         with self._excused():
             self.stream.write(shown)
@@ -82,6 +84,7 @@ class Screen:
             self.stream = io.StringIO()
         except OSError as error:
             self._discard_rest()
+            # Errors of a stream carry no file name, so the message would not say what is full.
             raise OSError(error.errno, error.strerror, self._name) from error
 
     def _discard_rest(self) -> None:
@@ -107,6 +110,7 @@ def screens() -> Iterator[None]:
 
 def console() -> Console:
     """Return a console on standard output: plain, wide text when it is no terminal."""
+    # Stated explicitly: FORCE_COLOR would make Rich write colours to a pipe, where `Screen` escapes them.
     is_terminal = sys.stdout.isatty()
     width = None if is_terminal else PLAIN_WIDTH
     return Console(highlight=False, markup=False, soft_wrap=True, width=width, force_terminal=is_terminal)
@@ -128,6 +132,7 @@ def acknowledge_stop() -> None:
     """Answer the first Ctrl-C."""
     if not is_main_process():
         return
+    # Under torchrun `StopRequest` ignores further signals.
     again = b"" if "TORCHELASTIC_RUN_ID" in os.environ else b"; press Ctrl-C again to end at once"
     with suppress(OSError):
         # The signal may have interrupted a print: Python's files are not reentrant, the descriptor is.
@@ -174,6 +179,7 @@ def let_main_speak(seconds: float) -> bool:
     launcher, end = os.getppid(), time.monotonic() + seconds
     while time.monotonic() < end:
         time.sleep(POLL_SECONDS)
+        # A process that has lost its parent is adopted by another one.
         if os.getppid() != launcher:
             return True
     return False

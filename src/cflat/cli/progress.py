@@ -69,6 +69,7 @@ class RunProgress(Observer):
     def on_run_start(self, num_tasks: int, first_task: int) -> None:
         """Begin to count; the run directory is described by now."""
         self.num_tasks, self._since = num_tasks, time.monotonic()
+        # Tasks that were learned before the resume say nothing about the speed of this process.
         self.fraction = self._first = first_task / num_tasks
         if self.folder is not None:
             from cflat.runs.folder import RunFolder
@@ -130,6 +131,7 @@ class RunProgress(Observer):
         self._bar.update(self._line, description=printable(self.label + what), completed=self.fraction, facts=facts)
 
     def _print(self, text: str) -> None:
+        # Rich would read square brackets in class names as markup.
         self._console.print(printable(self.label + text), markup=False, highlight=False, soft_wrap=True)
 
 

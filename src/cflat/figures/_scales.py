@@ -44,6 +44,7 @@ def label_sides(mark: Mark, panel: Panel) -> list[tuple[int, int]] | None:
         side = min(_SIDES, key=lambda side: _badness(boxes[side], taken))
         places[x, y] = side
         taken.append(boxes[side])
+    # Points that are not finite were given no place.
     return [places.get(point, (0, 1)) for point in zip(mark.x, mark.y, strict=True)]
 
 
@@ -66,12 +67,14 @@ def _box(x: float, y: float, width: float, height: float) -> Box:
 
 def _badness(box: Box, taken: list[Box]) -> float:
     """Return how much of a text covers others or lies outside of the panel, which has a margin around its points."""
+    # A little less than the margin that `static` leaves to the left and right of named points.
     beyond = max(0.0, -0.2 - box[0]) + max(0.0, box[1] - 1.2)
     covered = (
         max(0.0, min(box[1], other[1]) - max(box[0], other[0]))
         * max(0.0, min(box[3], other[3]) - max(box[2], other[2]))
         for other in taken
     )
+    # As an area, like the overlaps: a strip of the height of a letter.
     return sum(covered) + _LETTER[1] * beyond
 
 
@@ -112,4 +115,5 @@ def color_limits(figure: FigureData, label: str) -> tuple[float, float]:
         reach = max(abs(value) for value in values) or 1.0
         return -reach, reach
     low, high = min(values), max(values)
+    # Equal values still need a range: the shade of a cell is its fraction of it.
     return (low, high) if high > low else (low - 0.5, high + 0.5)

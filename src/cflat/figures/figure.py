@@ -106,6 +106,7 @@ class FigureData:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> FigureData:
         """Read what `to_dict` returned."""
+        # asdict() drops the classes of the marks; ``kind`` stands for them.
         kinds: dict[str, type[Mark]] = {"curve": Curve, "bars": Bars, "heatmap": Heatmap}
         panels = [
             Panel(**{**panel, "marks": [kinds[mark["kind"]](**mark) for mark in panel["marks"]]})
@@ -136,11 +137,12 @@ def downsampled(x: Sequence[float], y: Sequence[float], limit: int = MAX_POINTS)
     if len(x) <= limit:
         return [float(v) for v in x], [float(v) for v in y]
     values = np.asarray(y, dtype=float)
-    kept = {0, len(values) - 1}
+    kept = {0, len(values) - 1}  # the curve must not become shorter
     # Two points of each stretch: a mean would hide the one step at which a loss has exploded.
     for stretch in np.array_split(np.arange(len(values)), (limit - 2) // 2):
         part = np.where(np.isnan(values[stretch]), -np.inf, values[stretch])
         kept.add(int(stretch[np.argmax(part)]))
+        # NaN became -inf for the maximum, and must not win the minimum.
         kept.add(int(stretch[np.argmin(np.where(np.isinf(part), np.inf, part))]))
     chosen = sorted(kept)
     return [float(x[i]) for i in chosen], [float(values[i]) for i in chosen]

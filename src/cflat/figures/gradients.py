@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from cflat.figures.figure import Curve, FigureData, Panel, curve_through, downsampled
 
+# Names from `cflat.analysis.recorder`, repeated here because importing it imports torch.
 DRIFTING = ("g", "g_0", "g_vs", "g_vf")
 MAX_EPOCHS = 6
 """Epochs shown as curves of their own; of more, these many are picked evenly."""

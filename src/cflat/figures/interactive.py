@@ -49,6 +49,7 @@ def plot(figure: FigureData, colors: Mapping[str, str] | None = None, num_column
     layout: dict[str, Any] = {
         "height": plot_pixels + TOP + bottom,
         "margin": {"l": 62, "r": 18, "t": TOP, "b": bottom},
+        # Transparent: the page behind the chart may be light or dark.
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",
         "font": {"color": INK, "size": 13, "family": "system-ui, sans-serif"},
@@ -66,6 +67,7 @@ def plot(figure: FigureData, colors: Mapping[str, str] | None = None, num_column
         axis = "" if index == 0 else str(index + 1)  # plotly's names: x, x2, x3
         data += _traces(panel, chosen, axis, seen)
         layout |= _axes(panel, axis, place, figure)
+        # The panel itself ends the search where no earlier one shares its scale.
         like = next(i for i, other in enumerate(figure.panels) if other is panel or scales.shares_scale(panel, other))
         if like < index:
             layout[f"yaxis{axis}"]["matches"] = "y" if like == 0 else f"y{like + 1}"
@@ -127,7 +129,7 @@ def _axes(panel: Panel, axis: str, place: Place, figure: FigureData) -> dict[str
         # A name such as "5" must not be placed at the number 5.
         for own, labels in ((across, heatmap.x), (up, heatmap.y)):
             own["type"] = "category" if any(isinstance(label, str) for label in labels) else "linear"
-        up["autorange"] = "reversed"
+        up["autorange"] = "reversed"  # plotly counts rows from below
         across["domain"][1] -= COLOR_BAR_GAP
         axes[f"coloraxis{axis}"] = _color_axis(heatmap, figure, across["domain"][1], place[1])
     return axes
@@ -183,6 +185,7 @@ def _curve(curve: Curve, color: str, sides: list[tuple[int, int]] | None) -> lis
         main["hovertemplate"] = "%{text}<br>%{x:.5~g}, %{y:.5~g}<extra></extra>"
         if sides is not None:
             words = [f"{('bottom', 'middle', 'top')[y + 1]} {('left', 'center', 'right')[x + 1]}" for x, y in sides]
+            # Labels at the edge of a panel reach over its axes, where plotly would clip them.
             main |= {"mode": "markers+text", "textposition": words, "cliponaxis": False}
     if curve.low is None or curve.high is None:
         return [main]
@@ -212,6 +215,7 @@ def _bars(bars: Bars, color: str, shows_values: bool) -> dict[str, Any]:
         trace["error_y"] = {"type": "data", "array": deviations, "color": INK, "thickness": 1}
     if shows_values:
         texts = ["" if value is None else scales.short(value) for value in trace["y"]]
+        # Without a fixed angle plotly rotates numbers that are wider than their bar.
         trace |= {"text": texts, "textposition": "inside", "insidetextanchor": "start", "textangle": 0}
     return trace
 

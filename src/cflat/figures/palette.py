@@ -31,6 +31,7 @@ OPTIMIZERS = {
 _SHADES = (0.0, 0.45, -0.35, 0.7)
 """Variants of one optimizer: its colour, then mixed with white (above 0) or black; more than these start anew."""
 
+# Each is also the colour of an optimizer: `DARK` has counterparts of those, and not of any colour.
 COLORS = ("#4d4d4d", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9", "#7f3c8d")
 """Told apart by colour-blind readers (after Okabe and Ito); the first, grey, suits the reference."""
 INK = "#33373d"
@@ -55,6 +56,7 @@ def _shade(color: str, amount: float) -> str:
 
 
 DARK = {
+    # Opposite signs: what fades towards white on a light page fades towards black on a dark one.
     **{_shade(light, s): _shade(dark, -0.6 * s) for _, light, dark in OPTIMIZERS.values() for s in _SHADES},
     INK: "#d5d9df",
     GRID: "#3a414b",
@@ -81,6 +83,7 @@ def optimizer_of(label: str) -> str | None:
 _LABELS = {
     **{title.lower(): name for name, (title, _, _) in OPTIMIZERS.items()},
     **{name: name for name in OPTIMIZERS},
+    # What the paper's tables and ours call the base optimizer alone.
     **dict.fromkeys(("plain", "sgd", "qhm", "adam", "adamw", "nadam", "radam", "rmsprop", "adagrad", "muon"), "none"),
     "turbo": "c_flat_turbo",
     "forecast": "c_flat_forecast",
@@ -117,6 +120,7 @@ def optimizer_colors(labels: Iterable[str]) -> dict[str, str]:
 
 def band_color(color: str) -> str:
     """Return the transparent version of a colour, for the band around a curve."""
+    # Alpha comes last: the page's script looks for six hex digits to find the dark counterpart.
     return f"{color}2b"
 
 
@@ -128,4 +132,5 @@ def color_stops(heatmap: Heatmap) -> tuple[str, ...]:
 def is_light(color: tuple[float, float, float]) -> bool:
     """Whether black text is read better than white on a colour, given as fractions of red, green and blue."""
     red, green, blue = color
+    # Luma of ITU-R BT.601.
     return 0.299 * red + 0.587 * green + 0.114 * blue > 0.55

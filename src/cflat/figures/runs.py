@@ -153,6 +153,7 @@ def comparison_overview(groups: Sequence[RunGroup], title: str) -> FigureData:
 
     panels = [
         accuracy_curves(groups).panels[0],
+        # No y labels for the costs: panels with equal labels share a scale, and these have different units.
         Panel("Evaluations per step", "", "", bars("forward + backward passes", "evaluations_per_step")),
         Panel("Speed", "", "", bars("training images per second", "images_per_second")),
     ]

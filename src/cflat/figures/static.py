@@ -38,7 +38,7 @@ STYLE: Any = {
     "legend.frameon": False,
     "text.parse_math": False,  # names may hold dollar signs
     "svg.fonttype": "none",
-    "svg.hashsalt": "cflat",
+    "svg.hashsalt": "cflat",  # element ids are random otherwise
     "pdf.fonttype": 42,
 }
 METADATA: dict[str, dict[str, Any]] = {
@@ -58,6 +58,7 @@ def draw(figure: FigureData, colors: Mapping[str, str] | None = None) -> Figure:
     rows = -(-len(figure.panels) // columns)
     width, height = PANEL_INCHES
     with mpl.rc_context(STYLE):
+        # Not through pyplot, which keeps every figure alive until it is closed.
         drawn = Figure(figsize=(max(width * columns, 5.0), height * rows + 0.7), layout="constrained")
         all_axes = drawn.subplots(rows, columns, squeeze=False).ravel()
         entries: Legend = {}
@@ -87,6 +88,7 @@ def save(figure: FigureData, path: str | Path, colors: Mapping[str, str] | None 
     if kind not in FORMATS:
         raise ConfigError(f"Figures are written as {', '.join(FORMATS)}, got {path.name!r}.")
     drawn = draw(figure, colors)
+    # Again: fonttype and hashsalt are read when the file is written, not when the figure is drawn.
     with mpl.rc_context(STYLE):
         write_atomic(path, lambda file: drawn.savefig(file, format=kind, dpi=150, metadata=METADATA[kind]))
     return path
@@ -128,6 +130,7 @@ def _draw_panel(axes: Axes, panel: Panel, colors: Mapping[str, str], figure: Fig
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     for axis, scale in ((axes.xaxis, panel.x_scale), (axes.yaxis, panel.y_scale)):
         if scale == "log":
+            # The scale comes first: setting it replaces the formatters.
             axes.set(**{f"{axis.axis_name}scale": "log"})
             axis.set_major_formatter(_PlainLogFormatter())
             axis.set_minor_formatter(_PlainLogFormatter(labelOnlyBase=False, minor_thresholds=(1, 0.4)))
@@ -174,6 +177,7 @@ def _name_points(axes: Axes, curve: Curve, sides: list[tuple[int, int]]) -> None
             ha=("right", "center", "left")[across + 1],  # type: ignore[arg-type]
             va=("top", "center", "bottom")[up + 1],  # type: ignore[arg-type]
         )
+    # Room for the labels; `_scales` counts on it when it chooses their sides.
     axes.margins(x=0.25, y=0.2)
 
 

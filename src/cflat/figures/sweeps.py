@@ -74,6 +74,7 @@ def _lines(title: str, key: str, cases: Sequence[SweepCase], without: Sequence[S
     ends = [float(end(case.settings[key] for case in cases)) for end in (min, max)]
     speeds = [float(np.mean(case.images_per_second)) for case in without]
     panels = []
+    # `sensitivity` returns accuracy first, then speed.
     for panel, levels in zip(drawn.panels, ([case.percent for case in without], speeds), strict=True):
         lines = (Curve(c.name(), ends, [y, y], style="dashed") for c, y in zip(without, levels, strict=True))
         panels.append(replace(panel, marks=[*panel.marks, *lines]))
@@ -158,6 +159,7 @@ def rate_figure(
         Curve(name, [low, high], [100 * level] * 2, style="dashed", group=group)
         for group, (low, high, level) in plateaus.items()
     ]
+    # The accuracy panel alone: points of a learning-rate curve carry no speeds.
     marks: list[Mark] = [*sensitivity("base.lr", points).panels[0].marks, *levels]
     panel = Panel(title, LABELS["base.lr"], VALIDATION, marks, x_scale="log")
     return FigureData("rates", title, [panel], f"{SPREAD} No test image was looked at.")

@@ -45,6 +45,7 @@ class MicroBatches:
     def accumulate(self, evaluate: Callable[..., Any], batch: Any, *more: Any) -> Any:
         """Evaluate a micro-batch that is not the last one of its step."""
         if not self._earlier:
+            # Otherwise backward would add to the direction that the last step has left in the gradients.
             self.optimizer.zero_grad()
         self.keep(evaluate, batch, *more)
         return evaluate(batch, *more)
@@ -60,6 +61,7 @@ class MicroBatches:
                     value = evaluate(batch, *more)
                     result = value if index == 0 else result
         finally:
+            # Also if the step fails: the next one must not replay its micro-batches.
             self.clear()
         return result
 

@@ -43,6 +43,7 @@ class FlatPlugin(SupervisedPlugin):  # type: ignore[misc]
             for index in passes:
                 if passes.replays:
                     self._kept.replay(index)
+        # Metrics read both after the update, and are those of the first evaluation.
         strategy.loss, strategy.mb_output = first
 
     def _evaluate(self, strategy: Any, kwargs: dict[str, Any]) -> None:

@@ -34,6 +34,7 @@ class FlatSteps:
             self._micro_batches = MicroBatches(optimizer, lambda: trainer.accelerator.no_sync(model=model))
 
         def evaluate(inputs: dict[str, Any]) -> Tensor:
+            # super() without arguments would take `inputs`, the first argument of this function, for the instance.
             loss: Tensor = super(FlatSteps, trainer).training_step(model, inputs, *args, **kwargs)  # type: ignore[misc]
             return loss
 
@@ -46,6 +47,7 @@ class FlatSteps:
         trainer: Any = self
         if trainer.accelerator.scaler is not None:
             raise ValueError("fp16=True scales the loss out of reach of the optimizer. Use bf16=True.")
+        # 0 switches the trainer's clipping off.
         limit, own = trainer.args.max_grad_norm or None, optimizer.options.max_norm
         if limit and own and limit != own:
             raise ValueError(f"max_grad_norm is {limit} and StepOptions(max_norm=...) is {own}. Give one of them.")

@@ -49,6 +49,7 @@ class InftyAdapter:
         """Step with the closure that was set; return logits and losses at the unperturbed weights."""
         if delay:
             raise ClosureError("delay=True leaves the step to the caller. Loop over optimizer.passes() instead.")
+        # Forgotten after use: a second step() would silently train on the batch before.
         closure, self._closure = closure or self._closure, None
         if closure is None:
             raise ClosureError("Call InftyAdapter.set_closure(loss_fn) before every step().")

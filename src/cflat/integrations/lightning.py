@@ -47,6 +47,7 @@ class FlatCallback(Callback):  # type: ignore[misc]
             optimizer.start_task(self.task, self.num_tasks)
         self._module = pl_module
         self._num_steps = optimizer.telemetry.steps
+        # Strategies with one device have no gradients to hold back, and no `block_backward_sync`.
         self._micro_batches = MicroBatches(optimizer, getattr(trainer.strategy, "block_backward_sync", nullcontext))
         if pl_module.automatic_optimization:
             self._handles = [optimizer.register_step_pre_hook(self._extend_step)]
@@ -88,6 +89,7 @@ class FlatCallback(Callback):  # type: ignore[misc]
             with _silenced(self._module) if results else nullcontext():
                 loss = closure()
             results.append(inner._result)
+            # Lightning consumes the result after the step and passes it to on_train_batch_end().
             inner._result = results[0]
             return loss
 
@@ -121,6 +123,7 @@ def _optimizer_of(trainer: Trainer) -> SharpnessAware:
 @contextmanager
 def _silenced(module: LightningModule) -> Iterator[None]:
     """Let the module's ``log`` and ``log_dict`` do nothing."""
+    # log_dict() calls log() for each entry, so that one patch silences both.
     module.__dict__["log"] = lambda *_, **__: None
     try:
         yield

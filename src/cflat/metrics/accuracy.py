@@ -33,6 +33,7 @@ class Metric:
 METRICS: dict[str, Metric] = {
     metric.name: metric
     for metric in (
+        # Pooled, as PILOT does it: a task counts by its number of test images.
         Metric("avg", "Avg", "mean over stages of the accuracy on all test images seen so far (pooled)"),
         Metric("last", "Last", "accuracy on all test images after the last task (pooled)"),
         Metric("task_mean", "Task mean", "mean over tasks of each task's accuracy after the last task"),
@@ -71,6 +72,7 @@ HEADLINES = ("avg", "last", "forgetting")
 """The metrics that tables show."""
 
 
+# Without eq: the generated comparison would ask whole arrays for one truth value.
 @dataclass(frozen=True, eq=False)
 class AccuracyMatrix:
     """How many test images of each task were right after each stage of the stream.
@@ -99,6 +101,7 @@ class AccuracyMatrix:
     chance: float = 0.0
 
     def __post_init__(self) -> None:
+        # Copies: the caller's arrays must not become read-only, nor change the matrix later.
         total, correct, ahead, anytime = (
             np.array(counts, dtype=np.int64) for counts in (self.total, self.correct, self.ahead, self.anytime_counts)
         )
@@ -161,6 +164,7 @@ class AccuracyMatrix:
     def accuracy(self) -> Fractions:
         """Entry (t, i): accuracy on task i after stage t; NaN where the stage has not seen the task."""
         seen = np.tri(self.num_stages, self.num_tasks, dtype=bool) & (self.total > 0)
+        # np.where evaluates both branches, so tasks without images must not divide by zero.
         return np.where(seen, self.correct / np.maximum(self.total, 1), np.nan)
 
     @property
@@ -254,5 +258,6 @@ class AccuracyMatrix:
 
 
 def _mean(values: Fractions) -> float:
+    # Not nanmean, which warns about an empty mean.
     known = values[~np.isnan(values)]
     return float(known.mean()) if len(known) else float("nan")

@@ -70,8 +70,10 @@ def paired_difference(values: Sequence[float], reference: Sequence[float]) -> Pa
     found = spread(differences.tolist())
     mean, std, n = found.mean, found.std, found.n
     # Differences that are equal but for rounding have no spread to test against.
+    # ``not >`` instead of ``<=``: a NaN among them has no test, either.
     if n < 2 or not std > 1e-12 * max(1.0, abs(mean)):
         return PairedDifference(mean, std, n, float("nan"))
+    # Imported here: help, lists and errors of the command line must not wait for scipy.
     from scipy.stats import ttest_1samp
 
     return PairedDifference(mean, std, n, float(ttest_1samp(differences, 0.0).pvalue))

@@ -99,6 +99,7 @@ class SharpnessAware(Wrapper):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        # Ranges are enforced without a decorator, in plug-ins, too. An inherited __init__ is checked already.
         if "__init__" in cls.__dict__:
             checked(cls)
 
@@ -245,6 +246,7 @@ class SharpnessAware(Wrapper):
 
         Torch's wrapper takes as long as a small network's forward pass, so it is left out where nothing listens.
         """
+        # Torch's constructor patches `step` of each class with this method, so this override reaches all subclasses.
         hooked = Optimizer.profile_hook_step(func)
 
         @_disable_dynamo  # a graph that was traced through moves and decisions would be wrong
@@ -344,6 +346,7 @@ class SharpnessAware(Wrapper):
             self.load_extra_state(wrapper["extra"])
             self.base.load_state_dict(own)
         except BaseException:
+            # Torch checks groups while it loads, and assigns new containers at the end: the old ones are still whole.
             self.load_extra_state(saved)
             self.base.state, self.base.param_groups = old_state, old_groups
             raise
@@ -354,6 +357,7 @@ class SharpnessAware(Wrapper):
 
     def __getstate__(self) -> dict[str, Any]:
         self.give_up_step()
+        # After the rollback no weak reference is left, which could not be pickled, and a copy begins at theta.
         return {**super().__getstate__(), "_gradient_hooks": OrderedDict()}
 
     def __repr__(self) -> str:
@@ -378,7 +382,7 @@ class SharpnessAware(Wrapper):
 
     def _open(self, passes: Passes) -> Weights:
         """Register a step in flight, note the state to return to, and return the weights that it may move."""
-        self.give_up_step()
+        self.give_up_step()  # another one may have begun since `passes()` was called
         self._has_just_looped = False
         self._in_flight = weakref.ref(passes)  # weak, so that a loop that is left early drops and undoes its step
         self._noted = {}
@@ -398,6 +402,7 @@ class SharpnessAware(Wrapper):
             factor = 1.0
             if has_radii and "rho" in group:
                 check("rho of a parameter group", group["rho"], at_least=0)
+                # A schedule may have reached 0, where there is nothing to scale.
                 factor = group["rho"] / self.rho if self.rho > 0 else 0.0
             if group["maximize"] if "maximize" in group else getattr(self.base, "maximize", False):
                 factor = -factor

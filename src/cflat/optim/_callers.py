@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from cflat.optim._base import SharpnessAware
 
 _MAX_FRAMES = 8  # torch and LR schedulers put at most four between Accelerate's step and ours
+# Backward either makes a new tensor, without this attribute, or writes in place, which raises the version.
 _MARK = "_cflat_version"
 
 
@@ -67,6 +68,7 @@ def reject_skipped_micro_batches(optimizer: SharpnessAware) -> None:
 def reject_late_changes(params: Iterable[Tensor]) -> None:
     """Raise if gradients were changed after the step that has used them."""
     changed = with_foreign_gradient(params)
+    # zero_grad(set_to_none=False) also changes gradients, but zeros lose nothing.
     if changed and float(total_magnitude(changed)) != 0.0:
         raise ClosureError(
             "Gradients were changed after the loop over passes(), which has stepped already: the change would have no "

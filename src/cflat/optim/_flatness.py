@@ -46,6 +46,7 @@ class FlatnessAware(SharpnessAware):
 
     def proxy_gradient(self, weights: Weights, increment: Vector) -> Direction:
         """Return g_0, the gradient of the proxy model theta_p = theta + eps_1, eps_1 along the increment g_s - g."""
+        # rho as in WanNaa/C-Flat; INFTY's port moves by 1.0 here, because the attribute it looks up is never set.
         weights.jump(increment, self.rho)
         self.note(increment=increment.norm)
         del increment
@@ -73,6 +74,7 @@ class FlatnessAware(SharpnessAware):
         """Return g_s + lam * g_f, in three evaluations; overwrites ``g``."""
         g_s = yield from self.sharp_gradient(weights, g)
         self.count("sharpness", "refreshed")
+        # Created before `del g`: the generator is then the only holder of the increment, and drops it before it yields.
         proxy = self.proxy_gradient(weights, g.scale_(-1.0).add_(g_s))  # g_s - g, in the memory of g
         del g
         yield from self.add_flatness(weights, g_s, (yield from proxy))

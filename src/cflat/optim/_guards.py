@@ -77,6 +77,7 @@ class RandomGuard:
         """Remember the generators before the first evaluation."""
         self._before = []
         if self.is_enabled:
+            # The meta device has no generator.
             self._devices = [_CPU, *{device for device in devices if device.type not in ("cpu", "meta")}]
             self._before, self._after = _random_states(self._devices), []
 
@@ -108,11 +109,8 @@ class _Snapshot:
         self._special: list[tuple[Tensor, Tensor]] = []
 
     def take(self, module: nn.Module) -> None:
-        self._slots, self._buffers, self._special = (
-            [],
-            [],
-            [],
-        )  # an interrupt in here must not mix this moment with an earlier one
+        # Emptied first: an interrupt below must not leave buffers of this moment beside copies of an earlier one.
+        self._slots, self._buffers, self._special = [], [], []
         owners = _buffer_owners(module)
         if not owners:
             return

@@ -40,6 +40,7 @@ class DirectionMemory:
 
     def store(self, params: Sequence[Tensor], vector: Vector) -> None:
         """Replace the memory by ``vector``, which belongs to ``params``."""
+        # A new dict, here and below: `_before` may be the present one, and `undo` needs it unchanged.
         self._tensors = dict(zip(params, vector.tensors, strict=True))
         self._last = (list(params), vector)
 
@@ -130,6 +131,7 @@ class DirectionMemory:
         """Return the vector of these parts, and remember zeros for those that are missing."""
         tensors = [torch.zeros_like(t) if p is None else p for p, t in zip(parts, like.tensors, strict=True)]
         if any(part is None for part in parts):
+            # The next recall then returns the same tensors, and `_view` knows their norm.
             self._tensors = {**self._tensors, **dict(zip(params, tensors, strict=True))}
         return self._view(params, tensors, like.space)
 

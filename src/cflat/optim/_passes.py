@@ -138,12 +138,14 @@ class Passes:
     def _start(self) -> None:
         """Ask the algorithm where it wants its first gradient."""
         optimizer = self._optimizer
+        # First, since it may raise and nothing has to be rolled back yet.
         self._new_context = _context_of(optimizer)
         self._weights = optimizer._open(self)
         optimizer._buffers.start()
         optimizer._random.start({param.device for param in self._weights.candidates if not param.is_cpu})
         self._algorithm = optimizer.direction(self._weights)
         self._state = "open"  # from here on there is something to roll back
+        # Runs to the first yield, where some optimizers have moved already; `_settle_gradients` has to know.
         self._asked = next(self._algorithm)
         self._settle_gradients()
 
@@ -152,7 +154,9 @@ class Passes:
         weights, is_accumulated = self._weights, not self.replays
         foreign = with_foreign_gradient(weights.candidates)
         adds = self._optimizer._adds_to_gradients
+        # Gradients accumulated at theta can only begin an evaluation at theta; MSAM's, for one, is elsewhere.
         if foreign and (is_accumulated or adds) and not weights.are_moved:
+            # What the last step has left elsewhere would be counted as part of this gradient.
             for param in set(weights.candidates) - set(foreign):
                 param.grad = None
             return
@@ -211,6 +215,7 @@ class Passes:
         if direction is not None:
             direction = self._checked(direction)
         if direction is None:
+            # Back to before the first evaluation: its forward pass has spoiled running statistics if inputs were NaN.
             self._undo()
             self._scale.report_overflow(optimizer.base, self._weights.params)
             self._complete(is_finite=False)
@@ -225,6 +230,7 @@ class Passes:
         was_taken: list[bool] = []
         hooks: Any = base._optimizer_step_post_hooks
         hooks[self] = lambda *_: was_taken.append(True)
+        # Before the user's hooks, so that it has run if one of them raises.
         hooks.move_to_end(self, last=False)
         try:
             self._scale.step(base)

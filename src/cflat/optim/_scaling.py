@@ -33,13 +33,14 @@ class LossScale:
         """The factor, after each evaluation; raises if gradients were unscaled by hand."""
         if self._scaler is None:
             return None
+        # A defaultdict: looking up an optimizer that was never unscaled would add an entry.
         states = self._scaler._per_optimizer_states
         if any(states[id(o)]["stage"] is OptState.UNSCALED for o in self._owners if id(o) in states):
             raise ClosureError(
                 "scaler.unscale_() was called inside a step, which unscales its gradients itself. Leave it out; "
                 "to clip, pass options=StepOptions(max_norm=...)."
             )
-        scale: Tensor | None = self._scaler._get_scale_async()
+        scale: Tensor | None = self._scaler._get_scale_async()  # get_scale() would wait for the device
         return scale  # None if the loss was not scaled at all
 
     def apply_(self, direction: Vector) -> Vector:
@@ -56,6 +57,7 @@ class LossScale:
 
     def report_overflow(self, base: Optimizer, params: Sequence[Tensor]) -> None:
         """Show the scaler an Inf so that it backs off; nothing is stepped."""
+        # The scaler sees no Inf in a parameter without elements.
         visible = next((param for param in params if param.numel() > 0), None)
         if self._scaler is not None and visible is not None:
             visible.grad = torch.full_like(visible, float("inf"))

@@ -49,5 +49,6 @@ class TiedToLR:
         check("lr_max", self.lr_max, above=self.lr_min)
 
     def __call__(self, step: int, lr: float) -> float:
+        # Clamped: during warm-up the rate may lie below lr_min, and the radius would become negative.
         share = min(max((lr - self.lr_min) / (self.lr_max - self.lr_min), 0.0), 1.0)
         return self.rho_min + (self.rho_max - self.rho_min) * share

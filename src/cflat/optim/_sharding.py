@@ -20,6 +20,7 @@ class Sharding:
         self._members: dict[Any, list[int]] = {}
         for index, param in enumerate(params):
             layout = (param.device_mesh, param.placements) if is_sharded(param) else None  # type: ignore[attr-defined]
+            # By layout, so that `total` takes one collective for each layout instead of one for each tensor.
             self._members.setdefault(layout, []).append(index)
 
     def total(self, sums: Tensor) -> Tensor:
@@ -57,6 +58,7 @@ def like_parameter(part: Tensor, param: Tensor) -> Tensor:
     from torch.distributed.tensor import DTensor
 
     spread: Any = param
+    # The check would communicate; without shape and stride, shards are assumed to be even.
     return DTensor.from_local(
         part, spread.device_mesh, spread.placements, run_check=False, shape=param.shape, stride=param.stride()
     )
@@ -69,6 +71,7 @@ def shard_like(whole: Tensor, param: Tensor) -> Tensor:
     from torch.distributed.tensor import distribute_tensor
 
     spread: Any = param
+    # src_data_rank=None: nothing is broadcast, as every rank has the same values already.
     part: Tensor = distribute_tensor(whole, spread.device_mesh, spread.placements, src_data_rank=None).to_local()
     return part
 
@@ -79,5 +82,6 @@ def _complete(local: Tensor, layout: Any) -> Tensor:
     from torch.distributed.tensor import DTensor, Partial, Replicate
 
     mesh, placements = layout
+    # Replicas hold equal sums already; adding these up would count a shard several times.
     reductions = [Partial() if placement.is_shard() else Replicate() for placement in placements]
     return DTensor.from_local(local, mesh, reductions, run_check=False).full_tensor()

@@ -43,6 +43,7 @@ class Products:
     def v(self) -> float:
         """|v|."""
         alpha = self.dg / self.g
+        # Factored: d^2 - alpha^2 would cancel where d is nearly parallel to g.
         return math.sqrt(max((self.d - alpha) * (self.d + alpha), 0.0))
 
 

@@ -20,6 +20,8 @@ class EmaTrigger:
 
     decay: float
     is_rooted: bool
+    # The initial values of Algorithm 1. From a mean of 0 the trigger fires on the first steps of a task (about seven
+    # with the root and the default threshold), which fills Turbo's caches.
     mean: float = 0.0
     spread: float = 1e-8
 

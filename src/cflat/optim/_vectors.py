@@ -25,6 +25,7 @@ from cflat.optim._sharding import Sharding, is_sharded, sharding_of
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
+# The value of the public SAM and C-Flat implementations.
 EPS = 1e-12
 """Added to a norm before dividing by it, so that the unit vector of zero is zero."""
 
@@ -124,6 +125,7 @@ class Vector:
         self._norm = norm
         self._agreed = norm if space.group is None else None
         self._total = self._agreed if space.perturbed is None else None
+        # A known norm has been read, and `read` raises on Inf and NaN.
         self.is_finite = norm is not None
 
     @property
@@ -217,11 +219,12 @@ class Vector:
 
     def remove_along_(self, reference: Vector, inner: float) -> Vector:
         """Become orthogonal to ``reference``, given ``inner = dot(self, reference)``."""
+        # Squared like the norm: EPS itself would bias the projection on references with a norm near 1e-6.
         return self.add_(reference, -inner / (reference.norm**2 + EPS**2))
 
     def copy_to_(self, targets: Sequence[Tensor]) -> None:
         """Overwrite ``targets`` with this vector, bit for bit."""
-        if self.tensors:
+        if self.tensors:  # foreach functions reject empty lists
             torch._foreach_copy_(list(targets), self.tensors)
 
     def add_to_(self, targets: Sequence[Tensor], alpha: float | Coefficients) -> None:
@@ -283,6 +286,7 @@ def read(*items: Vector | Tensor, agreed: bool = False) -> list[float]:
     flat = [scalar for own in scalars for scalar in own]
     leftover, space.leftover = space.leftover, None
     local, shared = _fetch(stack_scalars(flat if leftover is None else [*flat, leftover]), space.group)
+    # The mean is not 0 if any rank has some: all of them raise, and none waits for the others in a later collective.
     if leftover is not None and (local.pop() != 0 or shared.pop() != 0):
         raise LeftoverError
     if not all(math.isfinite(value) for value in (*local, *shared)):
@@ -315,6 +319,7 @@ def _fetch(packed: Tensor, group: ProcessGroup | None) -> tuple[list[float], lis
     if group is None:
         numbers = packed.tolist()
         return numbers, list(numbers)
+    # all_reduce works in place, and the caller's own numbers are wanted, too; both are read at once.
     total = packed.clone()
     torch.distributed.all_reduce(total, group=group)
     local, shared = torch.stack((packed, total / _size(group))).tolist()
@@ -326,6 +331,7 @@ def dot(left: Vector, right: Vector) -> Tensor:
     space, dtype = left.space, _accumulator(left.tensors)
     ours, theirs = space.chosen(left.tensors), space.chosen(right.tensors)
     if any(tensor.dtype in (torch.float16, torch.bfloat16) for tensor in ours):
+        # Summing in float32 is not enough: the products would be rounded, and overflow in float16 from 256 on.
         products = [a.to(dtype) * b.to(dtype) for a, b in zip(ours, theirs, strict=True)]
     else:
         products = list(torch._foreach_mul(ours, theirs)) if ours else []

@@ -110,7 +110,9 @@ class Weights:
         if not self.params:
             return Vector([], norm=0.0)
         gradient = Vector(_take_gradients(self.params), self._space)
+        # Otherwise the next backward would add to the tensors that were just taken.
         self.clear_gradients()
+        # In float64, as in GradScaler.unscale_: float32 division can be imprecise under some compile options.
         return gradient if scale is None else gradient.mul_by_(scale.double().reciprocal().to(scale.dtype))
 
     def _begin(self) -> None:
@@ -128,6 +130,7 @@ class Weights:
         if not self._is_local or not self.params:
             return direction
         direction.average_()
+        # A parameter that no rank has used gets no gradient, so that momentum and weight decay leave it alone as well.
         used = torch.tensor(self._is_used, dtype=torch.float32, device=direction.tensors[0].device)
         torch.distributed.all_reduce(used, group=self.group)
         _, *counts = read(direction, *used.unbind())
@@ -142,6 +145,7 @@ class Weights:
         """Write the direction of descent into the gradients, in the layout in which they came."""
         for param, tensor, sparse in zip(self.params, direction.tensors, self._is_sparse or [], strict=True):
             gradient = torch.view_as_complex(tensor) if param.is_complex() else tensor
+            # One sparse dimension, as in the gradients of nn.Embedding.
             param.grad = gradient.to_sparse(1) if sparse else like_parameter(gradient, param)
 
     def clear_gradients(self) -> None:
@@ -179,6 +183,7 @@ def _take_gradients(params: Sequence[Tensor]) -> list[Tensor]:
         # Somebody may fill it again for the next evaluation: DDP its buckets (views), others a buffer of their own.
         if gradient._is_view() or sys.getrefcount(gradient) > usual_holders or _uses(gradient) > usual_uses:
             gradient = gradient.clone()
+        # After backward(create_graph=True) a gradient has a graph, which a cached direction would keep alive.
         taken.append(gradient.detach() if gradient.requires_grad else gradient)
     return taken
 
@@ -188,6 +193,7 @@ def _unusual_gradient(gradient: Tensor | None, param: Tensor) -> Tensor:
     if gradient is None:
         return torch.zeros_like(data_of(param))
     is_plain = type(gradient) is Tensor and gradient.layout is torch.strided
+    # Two holders more than usual: the caller's variable and, before Python 3.11, the caller's stack.
     if gradient._is_view() or (is_plain and _uses(gradient) > _USUAL[1]) or sys.getrefcount(gradient) > _USUAL[0] + 2:
         gradient = gradient.clone()
     return as_real(local_part(gradient.detach() if gradient.requires_grad else gradient, param))

@@ -26,6 +26,8 @@ class _OfBase:
 class Wrapper(Optimizer):
     """An optimizer whose parameter groups, state and defaults are those of ``base``, a plain torch optimizer."""
 
+    # Descriptors instead of aliases: load_state_dict() assigns new containers, and a scheduler on the wrapper would
+    # then change a list that the base no longer reads.
     param_groups = _OfBase()  # type: ignore[assignment]
     """The base optimizer's parameter groups."""
     state = _OfBase()  # type: ignore[assignment]
@@ -42,6 +44,7 @@ class Wrapper(Optimizer):
         if isinstance(base, Wrapper):
             raise TypeError(f"base must be a plain torch optimizer, got {type(base).__name__}, which wraps one.")
         try:
+            # LBFGS cannot be a base: it evaluates the loss itself.
             inspect.signature(base.step).bind()
         except TypeError:
             name = type(base).__name__
@@ -70,6 +73,7 @@ class Wrapper(Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        # Makes the hook dicts that `__getstate__` has left out, and patches `step` in a new process.
         super().__setstate__({})
 
     def __setattr__(self, name: str, value: Any) -> None:

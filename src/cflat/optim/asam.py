@@ -58,6 +58,7 @@ class ASAM(SharpnessAware):
         scale = weights.values().absolute(plus=self.eta)  # T
         scaled_g = g.mul_(scale)  # T g
         self.count("sharpness", "refreshed", scaled_g=scaled_g.norm)
+        # Not `jump`: the radius is that of T^-1 eps, so the step is divided by |T g| and not by its own norm.
         weights.shift(scale.mul_(scaled_g), self.rho / (scaled_g.norm + EPS))
         del g, scale, scaled_g
         g_s = yield "g_s"

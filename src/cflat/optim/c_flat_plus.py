@@ -84,6 +84,7 @@ class CFlatPlus(FlatnessAware):
         exponent = self.steepness * (self.task_step + 1 - self.midpoint)
         sigmoid = 0.5 * (1 + math.tanh(0.5 * exponent))  # does not overflow
         excess = self.amplitude * sigmoid - norm
+        # On every step, triggered or not, as in INFTY.
         self.amplitude -= self.gain * excess
         return excess <= 0
 

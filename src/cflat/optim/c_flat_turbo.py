@@ -139,6 +139,7 @@ class CFlatTurbo(FlatnessAware):
 
     def direction(self, weights: Weights) -> Direction:
         """Return g, g_s or g_s + lam * g_f, each exact or simulated."""
+        # With k = 1 nothing is reused, so nothing is cached either, and the step is C-Flat's bit for bit.
         sharp, flat, is_reusing = self._sharp, self._flat, self.interval > 1
 
         g = yield "g"  # line 2
@@ -159,6 +160,7 @@ class CFlatTurbo(FlatnessAware):
             increment = sharp.simulate(g_vs, g)
             g_s = g.add_(increment)  # line 10
         proxy = self.proxy_gradient(weights, increment)
+        # The generator `proxy` holds the increment alone from here on, and drops it before g_0 is computed.
         del g, g_vs, increment
 
         g_0 = yield from proxy  # lines 14 and 15
@@ -170,6 +172,7 @@ class CFlatTurbo(FlatnessAware):
             self.count("flatness", "reused", g_0=g_0.norm, g_vf=g_vf.norm)
             return g_s.add_(flat.simulate(g_vf, g_0), self.per_group("lam", weights))  # lines 22 and 24
         flatness = self.add_flatness(weights, g_s, g_0)
+        # Only the cached component needs g_0 after this; without one it is not held during the last evaluation.
         if not is_reusing:
             del g_0
         g_1 = yield from flatness  # lines 18, 19 and 24
@@ -244,6 +247,7 @@ class _Branch:
         component = term.clone().remove_along_(reference, inner)
         if squared > 0.1 * term.norm**2:  # Pythagoras saves a synchronisation, unless it cancels
             component.know_norm(math.sqrt(squared))
+        # Of the new component, not of the average below: `cache_decay` changes the reused direction, not its norm.
         if self.is_calibrated:
             self.coefficients = (along, component.norm / (reference.norm + EPS))
         past = self.memory.recall(params, like=component) if self.cache_decay and self.memory else None

@@ -61,6 +61,7 @@ class FriendlySAM(SharpnessAware):
         """Return the gradient at the friendly perturbation."""
         g = yield "g"
         memory = self.memory("m")
+        # Before `recall_or_zero`, which remembers zeros for parameters that are new.
         known = set(memory.known(weights)[0])
         m = memory.recall_or_zero(weights.params, like=g)
         noise = m.scaled(-self.sigma).add_(g)
@@ -70,8 +71,7 @@ class FriendlySAM(SharpnessAware):
         g_s = yield "g_s"
         self.count("sharpness", "refreshed", noise=noise_norm, g_s=g_s.norm)
         average = m.scaled(self.decay).add_(g, 1 - self.decay)
-        average.add_(
-            g, Coefficients(0.0 if param in known else self.decay for param in weights.params)
-        )  # m = g at first
+        # Makes m = g where there was no average yet, as in the authors' code.
+        average.add_(g, Coefficients(0.0 if param in known else self.decay for param in weights.params))
         memory.update(weights.params, average)
         return g_s

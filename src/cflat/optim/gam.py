@@ -76,6 +76,7 @@ class GAM(SharpnessAware):
         del g, g_1
         g_2 = yield "g_2"
         weights.walk(g_2, self.rho_fd)
+        # The authors' code takes the magnitude as well; its own default for b_2 is -1.
         m.add_(g_2, abs(b_2))
         del g_2
         g_3 = yield "g_3"

@@ -67,7 +67,7 @@ class LookSAM(SharpnessAware):
         g_v = None if self.task_step % self.k == 0 else self.memory("g_v").recall(weights.params, like=g)
         if g_v is not None:
             if g_v.known_norm is None:
-                read(g, g_v)  # together
+                read(g, g_v)  # together: the host waits once
             self.age += 1
             self.count("sharpness", "reused", g=g.norm, g_v=g_v.norm)
             return g.add_(g_v, self.alpha * g.norm / (g_v.norm + EPS))
@@ -76,6 +76,7 @@ class LookSAM(SharpnessAware):
         g_s = yield "g_s"
         if self.k > 1:
             g_v = g_s.minus(g)  # its component orthogonal to g is that of g_s
+            # With g_s, whose check for Inf and NaN would otherwise wait for the device once more.
             _, _, inner = read(g_s, g_v, dot(g_v, g))
             g_v.remove_along_(g, inner)
             self.memory("g_v").store(weights.params, g_v)

@@ -75,6 +75,7 @@ class MSAM(SharpnessAware):
         v = memory.recall_or_zero(weights.params, like=g)
         decays = self._decays(weights.params)
         if any(decays):  # the base will add decay * theta to what is returned
+            # The authors decay the perturbed weights, the base decays theta: g carries the difference.
             pull = [decay * scale for decay, scale in zip(decays, weights.scales, strict=True)]
             g.add_(Vector(torch._foreach_mul(v.tensors, pull)), -self.rho / (length + EPS))
         v = v.scaled(self.momentum).add_(g)
@@ -87,6 +88,7 @@ class MSAM(SharpnessAware):
 
     def _decays(self, params: Sequence[Tensor]) -> list[float]:
         """Return the weight decay that the base adds to each gradient; below 0 where it maximizes."""
+        # AdamW is a subclass of Adam in recent versions of torch.
         if not isinstance(self.base, SGD | Adam | QHM) or isinstance(self.base, AdamW):
             return [0.0] * len(params)
         decay_of = {

@@ -60,6 +60,7 @@ class QHM(Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters; what it does not set is as in the constructor."""
+        # Torch's constructor adds its groups through this method, so settings of single groups are checked as well.
         settings = {**self.defaults, **param_group}
         lr = settings["lr"]
         if not isinstance(lr, Tensor):

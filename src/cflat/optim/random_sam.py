@@ -96,6 +96,7 @@ class RandomSAM(SharpnessAware):
 
     def _noise(self, params: Sequence[Tensor]) -> Iterator[Tensor]:
         """Yield for each parameter noise of which a row has about the norm of the parameter's row."""
+        # As text: Random hashes it with SHA-512, equally in every process.
         seed = random.Random(f"{self.seed}/{self.task_index}/{self.task_step}").getrandbits(63)
         generators: dict[torch.device, torch.Generator] = {}
         for param in params:

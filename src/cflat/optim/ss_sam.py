@@ -62,4 +62,5 @@ class SSSAM(SharpnessAware):
 
     def _is_heads(self, step: int) -> bool:
         p = self.p(step) if callable(self.p) else self.p
+        # As text: Random hashes it with SHA-512, equally in every process, and (1, 23) differs from (12, 3).
         return random.Random(f"{self.seed}/{step}").random() < p

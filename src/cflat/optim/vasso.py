@@ -56,6 +56,7 @@ class VaSSO(SharpnessAware):
         """Return the gradient at the end of the averaged ascent."""
         g = yield "g"
         memory = self.memory("d")
+        # Before `recall_or_zero`, which remembers zeros for parameters that are new.
         known = set(memory.known(weights)[0])
         d = memory.recall_or_zero(weights.params, like=g).scaled(1 - self.theta)
         d.add_(g, Coefficients(self.theta if param in known else 1.0 for param in weights.params))  # d = g at first

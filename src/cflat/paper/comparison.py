@@ -50,6 +50,7 @@ def write_reproduction(
         roots = [job.out for job in plan.all_jobs]
         write_report(roots, files["page"], title, lead=lead, sentences=verdicts(found))
     else:
+        # A table of settings, or figures alone: there are no runs to report on.
         write_page(ReportData(title, (), (lead,)), files["page"])
     return files
 
@@ -142,6 +143,7 @@ def _cell(entry: Entry, where: str) -> Cell:
     number = entry.number(where)
     if number is None:
         return Cell("-")
+    # A setting keeps its digits: a rate of 0.0025 must not be shown as 0.00.
     text = f"{number.mean:g}" if is_config(entry.metric) else number.text(unit_of(entry.metric).digits)
     return Cell(text, number.mean)
 

@@ -40,6 +40,7 @@ class Published(Spread):
 
 
 def _parse_number(value: Any) -> Published | None:
+    # `replace` validates a line again, with numbers that are parsed already.
     if value is None or isinstance(value, Published):
         return value
     with suppress(ValueError):
@@ -115,6 +116,7 @@ class Exhibit:
     """Further settings at some scales."""
     scores: dict[str, str] = field(default_factory=dict)
     """The score that was published, by method; a method that is not here shows its headline."""
+    # PILOT's seed, for torch and for the class order.
     seeds: tuple[CountOrZero, ...] = (1993,)
     repeat: Literal["seed", "order"] = "seed"
     """What a further seed changes: the random numbers of a run, or as in PILOT the class order as well."""

@@ -61,6 +61,7 @@ def contrasts(found: Reproduction) -> Iterator[Contrast]:
                 continue
             ours, theirs = own[ACCURACY], first[ACCURACY]
             both = ours.measured is not None and theirs.measured is not None
+            # Both follow the seeds of the plan, so pairs are formed by position.
             change = paired_difference(ours.by_seed, theirs.by_seed) if both else None
             measured = None if change is None else change.mean
             deviation = 0.0 if change is None or math.isnan(change.std) else change.std  # one seed has none

@@ -28,6 +28,7 @@ class Measure:
 
 _MEASURES: dict[str, Measure] = {
     **{name: Measure(metric.title, 100.0) for name, metric in METRICS.items()},
+    # The paper's Table 10 is read as showing this one (docs/deviations.md).
     "newest_task": Measure("newest task", 100.0),
     "images_per_second": Measure("Img/s", digits=1),
     "evaluations_per_step": Measure("eval/step"),
@@ -99,6 +100,7 @@ def _num_tasks(config: RunConfig) -> int | None:
 def _exemplars(config: RunConfig) -> float | None:
     """Return the exemplars of a class after the last task."""
     settings, num_classes = config.method.settings, dataset_spec(config.data.name).num_classes
+    # The paper's "Exemplar 20" is read as 2000 in total, over 100 classes (docs/deviations.md).
     total: int | None = getattr(settings, "memory_total", None)
     each: int | None = getattr(settings, "memory_per_class", None)
     return each if total is None or num_classes is None else total / num_classes

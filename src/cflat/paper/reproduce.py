@@ -27,6 +27,7 @@ from cflat.runs.jobs import Executor, Job, run_jobs
 
 SCALES: dict[str, Layer] = {
     "paper": {"preset": "paper"},
+    # Not preset cpu: the protocol stays the paper's, on a smaller network.
     "cpu": {"preset": "paper", "backbone": {"name": "vit_tiny", "image_size": 64}},
     "smoke": {"preset": "smoke", "stream": {"max_tasks": 2}},
 }
@@ -169,6 +170,7 @@ def plan_exhibit(exhibit: Exhibit, request: Request, out: Path, *, needs_data: b
     Raises:
         DataError: If no dataset of the table is there.
     """
+    # A table of settings shows those of preset paper at every scale.
     request = replace(request, scale="paper") if exhibit.needs_no_run else request
     exhibit = exhibit.at(request.scale)
     # By default small scales take one of the seeds: they show directions, not spreads.
@@ -181,6 +183,7 @@ def plan_exhibit(exhibit: Exhibit, request: Request, out: Path, *, needs_data: b
             configs = [_config(exhibit, request, line.settings_in(column), seed) for seed in seeds]
             try:
                 if not exhibit.needs_no_run:
+                    # Seeds of one cell share their data.
                     locate_dataset(configs[0].data.name, configs[0].data.root)
             except DataError as error:
                 absences[row, index] = str(error)
@@ -212,6 +215,7 @@ def reproduce(plan: Plan, executor: Executor | None = None) -> Reproduction:
         known = [number for number in values if not math.isnan(number)]
         score = plan.score_of(own[0].config.method.name) if own and is_accuracy(metric) else ""
         score = metric.partition(SCORED)[2] or score
+        # Every value, NaN included: `contrasts` pairs two lines by position.
         return Entry(metric, title, published, spread(known) if known else None, tuple(values), score)
 
     def cell(line: Line, index: int, own: Sequence[Job]) -> tuple[Entry, ...]:
@@ -260,6 +264,7 @@ def _meaning(exhibit: Exhibit, request: Request, seed: int) -> str:
     """Return a sentence on which settings differ from the paper's, and what the numbers are good for."""
     if request.scale == "smoke" or not exhibit.rows:
         return MEANINGS[request.scale]
+    # Without the user's own changes, which are then listed as differences.
     paper = replace(request, scale="paper", chosen={})
     changed: dict[str, dict[tuple[Any, Any], None]] = {}
     for line, column in product(exhibit.rows, exhibit.columns):
@@ -306,5 +311,6 @@ def _missing(exhibit: Exhibit, absences: Mapping[tuple[int, int], str]) -> dict[
 
 def _folder(config: RunConfig) -> str:
     """Return a readable name that no other configuration has."""
+    # Of npz:PATH the kind alone: the path is part of the fingerprint.
     data = config.data.name.partition(":")[0]
     return f"{config.method.name}-{data}-{config.optimizer.name}-seed{config.seed}-{config.fingerprint()[:10]}"

@@ -36,6 +36,7 @@ def build_page(report: ReportData, version: str) -> str:
     return template.render(
         report=report,
         version=version,
+        # Charts are numbered by an iterator: a Jinja macro cannot change a variable outside of it.
         numbers=count(1),
         next=next,
         embed=embed,

@@ -17,6 +17,7 @@ _NUMBER = re.compile(r"(?P<value>[+-]?\d[\d.]*)(?: ± (?P<std>[\d.]+))?(?: \(p (
 
 Read from the text of the cell, so that LaTeX, CSV and the page cannot show different digits.
 """
+# For one pass over the text: the braces of a replacement must not be escaped again.
 _ESCAPES = str.maketrans(
     {
         "\\": r"\textbackslash{}",
@@ -102,6 +103,7 @@ def write_tables(folders: Sequence[str | Path], out: str | Path, score: str | No
     files = []
     for name, table in tables.items():
         for ending, text in (("tex", latex_text(table) + "\n"), ("csv", table_csv(table))):
+            # As in `write_page`: names of folders need not be valid text.
             write_atomic(folder / f"{name}.{ending}", text.encode("utf-8", errors="replace"))
             files.append(folder / f"{name}.{ending}")
     return files

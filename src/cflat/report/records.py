@@ -30,6 +30,7 @@ from cflat.runs.folder import RunFolder, RunSummary, find_runs
 from cflat.train import EpochRecord, TaskRecord
 from cflat.train.observer import read_records
 
+# Any JSON may be in the files: integers too large for a float are an ArithmeticError, deep nesting a RecursionError.
 MALFORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError, RecursionError)
 
 
@@ -84,6 +85,7 @@ def require_records(
         with _noting(str(root), problems):
             # A run that is given twice is shown once.
             folders.update({folder.path.resolve(): folder for folder in find_runs(Path(root))})
+    # The parents: a single run would otherwise be called ".".
     base = os.path.commonpath([path.parent for path in folders]) if folders else ""
     records = []
     for path, folder in folders.items():
@@ -117,6 +119,7 @@ def _read(folder: RunFolder, name: str, problems: list[Problem], wanted: str | N
     history: tuple[str, tuple[float, ...], Timeline | None] = "", (), None
     environment: dict[str, Any] = {}
     outline = None
+    # One by one: a broken history must not cost the environment or the outline.
     with _noting(name, problems):
         history = _history(folder, name, wanted)
     with _noting(name, problems):
@@ -156,6 +159,7 @@ def _history(folder: RunFolder, name: str, wanted: str | None) -> tuple[str, tup
         records = read_records(folder.load_metrics())
     except DataError as error:
         raise DataError(f"{str(folder.metrics_file)!r} holds other records than those of a run: {error}.") from error
+    # With data.evaluate=validation there are no scores on test images.
     answers = [record.scores or record.validation for record in records if isinstance(record, TaskRecord)]
     known = list(answers[0]) if answers else [""]
     score = wanted if wanted in known else known[0]
@@ -204,6 +208,7 @@ def _timeline(name: str, epochs: list[EpochRecord]) -> Timeline:
 def _figure(file: Path, name: str, problems: list[Problem]) -> FigureData | None:
     try:
         figure = FigureData.from_dict(json.loads(read_text(file)))
+        # Drawn once to find errors here: inside the page, one broken figure would prevent all of it.
         embed_json([figure.title, figure.caption, plot(figure)])
     except (OSError, *MALFORMED) as error:
         problems.append(Problem(f"{name}/analysis/{file.name}", f"This is not a figure: {error!r:.200}."))

@@ -87,6 +87,7 @@ def cost_table(groups: Sequence[Group]) -> Table:
 
 
 def _flatness(group: Group, name: str) -> Cell:
+    # NaN where flatness was not requested, or could not be measured: several ranks, or a loss scale.
     known = [value for value in group.values(name) if math.isfinite(value)]
     return Cell(spread(known).text(digits=3), spread(known).mean) if known else Cell("-")
 
@@ -140,6 +141,7 @@ def _accuracy(group: Group, name: str, rivals: Sequence[Group]) -> Cell:
     value = group.spread(name)
     means = [other.spread(name).mean for other in rivals]
     best = max(means) if METRICS[name.partition("@")[0]].is_gain else min(means)  # forgetting is better if it is lower
+    # No best among equals, and none without a rival.
     return Cell(value.text(scale=100), 100 * value.mean, is_best=len(set(means)) > 1 and value.mean == best)
 
 

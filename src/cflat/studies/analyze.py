@@ -129,6 +129,7 @@ def analyze(
         )
     figures = [figure for figure in figures if not only or figure.name in only]
     for figure in figures:
+        # `cflat report` embeds the JSON files in a run's analysis folder.
         write_json(out / f"{figure.name}.json", figure.to_dict())
         for suffix in formats:
             save(figure, out / f"{figure.name}.{suffix}")

@@ -77,6 +77,7 @@ class Recording(Observer):
         """Record this batch if it is its turn."""
         self._loss = lambda: objective.loss(batch)
         step = self._real.task_step
+        # The recorder's own condition, checked before the shadow spends four evaluations.
         if (step + 1) % self.recorder.every == 0:
             self.recorder.epoch = epoch
             self._shadow.optimizer.task_step = step  # the recorder counts training steps, not looks of the shadow

@@ -242,10 +242,11 @@ class _Search:
         and its runs resume from their checkpoints.
         """
         number = self.num_done
-        # A study of its own: ask() writes key by key, so a kill could leave half a trial in the storage.
+        # Without pauses the only stage is None, and the pruner is never asked.
         pruner = self.optuna.pruners.SuccessiveHalvingPruner(
             min_resource=self.request["stages"][0] or 1, reduction_factor=REDUCTION
         )
+        # A study of its own: ask() writes key by key, so a kill could leave half a trial in the storage.
         memory = self.optuna.create_study(direction="maximize", sampler=self._sampler(number), pruner=pruner)
         memory.add_trials(self.study.get_trials(deepcopy=False))
         if number == 0 and all(self.known[key] in range_ for key, range_ in self.space.items()):
@@ -279,6 +280,7 @@ class _Search:
         self.trial.study.tell(self.trial, *(pruned if record.state == "pruned" else (record.score,)))
         # One write for the whole trial, so it is in the storage with its verdict or not at all.
         self.study.add_trial(self.trial.study.get_trials(deepcopy=False)[self.trial.number])
+        # Only now: until the verdict is stored, a killed search resumes from these checkpoints.
         for run in self.runs:
             shutil.rmtree(run.checkpoints, ignore_errors=True)
         return True
@@ -293,6 +295,7 @@ class _Search:
         has_diverged = any(run.diverged_file.is_file() for run in self.runs)
         judged_by = self.request["metric"], self.request["score"], stage
         score = 0.0 if has_diverged else mean(validation_score(run, *judged_by) for run in self.runs)
+        # A task record has the cost of the run so far, so the last one has all of it.
         last = [{**own[-1]["cost"], "seconds": own[-1]["seconds"]} for own in tasks if own]
         costs = {name: sum(one[name] for one in last) for name in COSTS}
         state: Literal["complete", "diverged"] = "diverged" if has_diverged else "complete"
@@ -352,6 +355,7 @@ def stages_of(num_tasks: int, protocol: Protocol, prune: bool) -> list[int | Non
     if protocol == "first-task":
         return [1]
     first = -(-num_tasks // FIRST_RUNG)  # rounded up: a pause before the first task compares nothing
+    # The rungs at which Optuna's pruner compares: min_resource * reduction_factor**rung.
     pauses = [first * REDUCTION**power for power in range(num_tasks.bit_length())]
     return [*(pause for pause in pauses if prune and pause < num_tasks), None]
 

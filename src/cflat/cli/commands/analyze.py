@@ -54,6 +54,7 @@ def command(
     planned = plan_variants(resolved, more, chosen)
     if not (quiet or json):
         watched = sum(variant.is_recorded for variant in planned)
+        # Up to: those that are finished already are only read.
         note(f"Trains up to {len(planned)} runs: {watched} recorded, the others for accuracy and speed alone.")
     tell = VariantProgress(is_silent=quiet or json)
     # The run itself is locked by `record_run`, its folder of figures here.

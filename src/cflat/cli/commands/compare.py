@@ -56,6 +56,7 @@ def command(
         require_tuned(names, found)
         layer = found.final_layer(layer)
         score = score or found.score
+    # Not the folder of a plain comparison, where the same optimizers have other settings: runs are never mixed.
     folder = out or usual_folder("compare-tuned" if tuned else "compare", layer)
     with job_executor(executor, folder, quiet or json, gpus) as chosen:
         if tuned is not None:  # the page must know that each optimizer has the settings of one search
@@ -70,6 +71,7 @@ def command(
     console().print(f"Results: {folder}\nPage:    {page}")
     # A suggestion to look at one run; rows are not ranked by it.
     best = max(result.rows, key=lambda row: row.spread("avg").mean).summaries[0].config
+    # Some configurations cannot be written as a command line.
     next_command(reproduce_command(best) or ["cflat", "report", str(folder)])
 
 

@@ -53,6 +53,7 @@ def command(
     from cflat.studies.compare import compare, comparison_values, write_comparison
 
     with job_executor("local", out, quiet or json) as executor:
+        # In the order of `TUNED`: differences are to the first, the base optimizer alone.
         result = compare(DEMO, tuple(TUNED), SEEDS, out, executor, tuned=TUNED)
         sentences = story(result)
         picture, page = write_comparison(out, result, headlines=sentences)
@@ -85,6 +86,7 @@ def _verdict(result: SweepResult) -> str:
     """Name the significant differences in average accuracy (paired t-tests, Holm)."""
     reference, *others = result.rows
     gains = [(row.difference(reference, "avg"), _title(row)) for row in others]
+    # NaN last: every comparison with it is False, which would leave the order undefined.
     gains.sort(key=lambda gain: (math.isnan(gain[0].p), gain[0].p))
     # Holm: the smallest p times the number of tests, the next times one less, until one fails.
     significant = []

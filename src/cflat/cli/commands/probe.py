@@ -50,6 +50,7 @@ def command(
     from cflat.runs.lock import owned
     from cflat.studies.probe_run import probe_run
 
+    # For the lam, beta and k of the probe; `probe_run` trains with the base optimizer alone.
     resolved = resolve_config(merge(layer, {"optimizer": "c_flat_turbo"}))
     grid = _radii(radii, radius_of(resolved))
     folder = out or usual_folder("probe", layer)
@@ -60,6 +61,7 @@ def command(
 
     subject = f"{resolved.method.name} on {resolved.data.name}"
     with owned(folder):  # fails before anything is trained if the folder cannot be written
+        # Not `stoppable`: a probe that is stopped early reports the steps it has seen.
         with StopRequest(acknowledge_stop) as stop:
             found = probe_run(resolved, grid, steps=steps, warmup=warmup, task=task, tell=tell, should_stop=stop)
         write_json(folder / "probe.json", found.to_dict())

@@ -89,7 +89,9 @@ def command(
         found = reproduce(plan, run_on)
         figures: list[FigureData] = []
         if exhibit.figures:
+            # Tasks of smoke runs are shorter than ten steps: no record would have another one five steps earlier.
             tell, every = VariantProgress(is_silent=quiet or json), 1 if scale == "smoke" else 5
+            # Recorded runs are not jobs of the executor, so its stop request does not reach them.
             with stoppable() as stop:
                 figures = analyze(
                     watched, folder, every=every, formats=FORMATS, only=exhibit.figures, tell=tell, should_stop=stop

@@ -52,9 +52,11 @@ def command(
             raise ConfigError("--resume continues in the run directory it names; leave out --out.")
         before, folder = RunFolder(resume).load_config(), resume
         resolved = before.changed(layer)
+        # config.yaml keeps the original values, so the command that resumes the run has to repeat them.
         changes = [f"{key}={value}" for key, value in before.differences(resolved).items()]
     else:
         resolved, changes = resolve_config(layer), []
+        # Ranks may find different folders; `run` takes that of rank 0.
         folder = out or _free_folder(resolved)
     score = get_method_spec(resolved.method.name).score(score)  # before anything is trained
     if dry_run:
@@ -68,6 +70,7 @@ def command(
         with stoppable(f"Resume it: {how_to_go_on}") as stop:
             summary = run(resolved, folder, resume=resume is not None, observers=observers, should_stop=stop)
     finally:
+        # After an error, too: trackers still send what they hold.
         close_all(observers)
     # All ranks have the summary; one prints it.
     if not is_main_process():
@@ -130,6 +133,7 @@ def _show_plan(config: RunConfig, folder: Path, as_json: bool) -> None:
     print(config.to_yaml())
     rows = []
     for task in plan.tasks:
+        # Tasks of these streams share classes: a list of them would not tell the tasks apart.
         name = task.name if config.stream.scenario in ("domain", "blurry") else shortlist(task.class_names)
         counts = (task.train_images, task.validation_images, task.test_images, task.steps)
         rows.append([str(task.index), name, *map(str, counts)])
