@@ -96,6 +96,7 @@ def _check_stream(method: Choice, stream: StreamSettings, spec: DatasetSpec) -> 
     has_domains = bool(spec.domains) or spec.name in ("npz", "domains", "features")
     if stream.scenario == "domain" and not has_domains:
         raise ConfigError(f"stream.scenario 'domain' needs a dataset with domains; {spec.name!r} has none.")
+    # Anything but the defaults was set by the user, and would be ignored silently.
     if stream.scenario != "blurry" and (stream.disjoint, stream.blur) != (0.5, 0.1):
         raise ConfigError("stream.disjoint and stream.blur are for blurry streams; set stream.scenario=blurry.")
     if stream.scenario != "domain" and (stream.labels != "shared" or stream.domain_order is not None):

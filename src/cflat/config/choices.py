@@ -89,6 +89,7 @@ def _parse(
     if not isinstance(name, str):
         raise ConfigError(f"{path}.name must be given as text, got {quote(name)}. Run: cflat list {path}s")
     try:
+        # In its canonical spelling: configurations of c-flat and c_flat must be equal.
         name = get_spec(name).name
     except UnknownName:
         if is_past:

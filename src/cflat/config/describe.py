@@ -67,6 +67,7 @@ def markdown_keys() -> str:
 def keys_of_settings(section: str, cls: type[Any]) -> Iterator[Key]:
     """Yield the keys of a settings class under the name of its section."""
     if not hasattr(cls, "__pydantic_fields__"):  # a plain dataclass, of a plug-in
+        # Pydantic subclasses a plain dataclass, and the subclass must be as frozen as its base.
         cls = dataclasses.dataclass(cls, frozen=cls.__dataclass_params__.frozen)
     # A field that a subclass overrides without a docstring keeps the meaning of its base.
     own = [base.__dict__.get("__pydantic_fields__", {}) for base in reversed(cls.__mro__)]

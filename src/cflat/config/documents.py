@@ -173,7 +173,7 @@ def dump_yaml(values: Mapping[str, Any]) -> str:
 def _int(loader: yaml.SafeLoader, node: ScalarNode) -> int:
     text = str(loader.construct_scalar(node))
     if len(text) > MAX_DIGITS:
-        raise ValueError(f"a number of more than {MAX_DIGITS:,} digits")  # Python could not even print it
+        raise ValueError(f"a number of more than {MAX_DIGITS:,} digits")  # Python prints at most 4300
     base = {"0o": 8, "0x": 16}.get(text[:2], 10)
     return int(text if base == 10 else text[2:], base)
 
@@ -212,6 +212,7 @@ class _Loader(yaml.SafeLoader):
         before, is_alias = self.num_values, self.check_event(yaml.AliasEvent)
         self.num_values += 1
         node = super().compose_node(parent, index)
+        # Sizes are entered when a node is complete: one without a size is still open around this alias.
         if is_alias and id(node) not in self.sizes:
             raise yaml.YAMLError("it contains itself: an alias stands inside of what it names")
         if is_alias:

@@ -44,11 +44,13 @@ class Hyperparameters:
 
 
 _TOTAL, _EACH = {"memory_total": 2000}, {"memory_per_class": 20}
+# Constant: the milestones in PILOT's files, from epoch 60 on, are never reached.
 _TUNE = Hyperparameters(epochs=20, lr=1e-3, batch_size=32, weight_decay=2e-4, first_weight_decay=5e-4)
 _PROMPT = Hyperparameters(epochs=5, lr=1e-3, batch_size=16, base="adam")
 _ADAPT = Hyperparameters(epochs=20, lr=0.01, batch_size=48, weight_decay=5e-4, schedule="cosine")
 _CODA = Hyperparameters(epochs=20, lr=1e-3, batch_size=128, base="adam", schedule="cosine")
 _SLCA = Hyperparameters(epochs=20, lr=0.01, batch_size=64, weight_decay=5e-4, schedule="multistep", milestones=(18,))
+# Constant, as the authors' unreached milestones make it; PILOT's ConstantLR divides by 3 for five epochs.
 _DUCT = Hyperparameters(epochs=10, lr=0.1, batch_size=128, weight_decay=5e-4)
 
 _MEMO_PILOT = {"align": False, "specialised_init": "random"}

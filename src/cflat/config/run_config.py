@@ -66,6 +66,7 @@ class RunConfig:
         # Defaults are part of it: a version with other defaults is another run.
         without = {*neutral_keys(), "backbone.weights"}
         values = {key: value for key, value in flatten(self.to_dict()).items() if key not in without}
+        # As env.json holds them, with which they are compared: numbers that are not finite are null there.
         return {**plain_values(values), "data.name": self.data.name.partition(":")[0]}
 
     def changed(self, layer: Mapping[str, Any]) -> RunConfig:
@@ -129,6 +130,7 @@ def parse_config(values: Mapping[str, Any], *, is_past: bool = False) -> RunConf
         **{key: parse_section(cls, sections[key], key) for key, cls in SECTIONS.items() if key != "base"},
     }
     config: RunConfig = parse_section(RunConfig, {**given, **parsed}, "")
+    # check_together looks names up, which fails for plug-ins that are not here.
     if not is_past:
         check_together(**{key: value for key, value in parsed.items() if key != "optimizer"})
     return config

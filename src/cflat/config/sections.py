@@ -75,6 +75,7 @@ class StreamSettings:
     """Classes of the first task, 0 for as many as increment; null takes the dataset's usual split."""
     increment: Count | None = None
     """Classes of every later task; null takes the dataset's usual split."""
+    # PILOT's seed, for the class order of published results.
     order_seed: CountOrZero | None = 1993
     """Seed of the class order; null keeps the dataset's."""
     task_order_seed: CountOrZero | None = None

@@ -18,6 +18,7 @@ from cflat._errors import ConfigError
 from cflat.config.documents import Layer, merge, nested, parse_overrides
 from cflat.optim import get_optimizer_spec
 
+# Inside of brackets, a "]" follows before the next "[".
 _OUTSIDE_BRACKETS = r"(?![^\[]*\])"
 
 

@@ -151,6 +151,7 @@ def load_dataset(
     """
     cache = DecodedCache(cache_bytes)
     dataset = read_dataset(name, root, short_side=short_side, cache=cache, num_workers=num_workers)
+    # In this order: which images validate must not depend on how many are trained on.
     return dataset.hold_out(validation, seed).subsample(
         train_per_class, test_per_class, seed, validation_per_class=validation_per_class
     )

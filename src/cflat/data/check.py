@@ -117,6 +117,7 @@ def check_dataset(name: str, root: str | Path | None = None, *, read_images: boo
     spec = dataset_spec(name)
     problems: list[str] = []
     try:
+        # Without a cache: every image is read once.
         dataset = read_dataset(name, root, report=problems.append, cache=DecodedCache(0))
     except DataError as error:
         problems.append(str(error))
@@ -171,6 +172,7 @@ def _content_hashes(images: ImageSet, broken: list[str], blank: list[str]) -> di
         except DataError as error:
             broken.append(f"{str(error).rstrip('.')}; replace or remove the file.")
             continue
+        # More than three numbers: a single RGB pixel may well be grey.
         if pixels.numel() > 3 and pixels.min() == pixels.max():
             blank.append(f"{images.store.describe(row)} has one value in all its pixels; look at how it was saved.")
         hashes.setdefault(hashlib.blake2b(content, digest_size=16).digest(), row)
@@ -182,6 +184,7 @@ def _duplicates(dataset: Dataset, hashes: dict[str, dict[bytes, int]]) -> Iterat
     yield from _examples(
         f"Test image {dataset.test.store.describe(test_row)} has the same content as train image"
         f" {dataset.train.store.describe(row)}; remove one of them."
+        # Sorted: the intersection is a set, and the report must not change from run to run.
         for row, test_row in sorted((train[key], test[key]) for key in train.keys() & test.keys())
     )
 

@@ -88,6 +88,7 @@ def share_of(share: float, count: int) -> int:
     >>> [share_of(0.2, count) for count in (1, 2, 10, 13)]
     [0, 1, 2, 3]
     """
+    # Halves go up: round() would send them to the even neighbour.
     return min(count - 1, max(1, int(share * count + 0.5)))
 
 
@@ -100,12 +101,14 @@ def image_groups(images: ImageSet) -> dict[tuple[int, int], Indices]:
     return {
         (int(keys[start, 0]), int(keys[start, 1])): order[start:stop]
         for start, stop in zip([0, *starts], [*starts, len(order)], strict=True)
+        # Of an empty set, the only range is empty.
         if stop > start
     }
 
 
 def _chosen(images: ImageSet, key: Sequence[int], how_many: Callable[[int], int]) -> Indices:
     """Return positions of random images, ``how_many(count)`` of each (label, domain) that has ``count``."""
+    # Seeds must not be negative, hence domain + 1: -1 stands for no domain.
     # A generator per group: images of one class do not depend on which other classes the dataset has.
     chosen = [
         np.random.default_rng((*key, label, domain + 1)).permutation(positions)[: how_many(len(positions))]
@@ -144,6 +147,7 @@ def count_labels(labels: npt.ArrayLike, where: str) -> int:
     """
     values = np.asarray(labels)
     highest = int(values.max()) if values.size else -1
+    # Callers make a name for each class next: for a stray label of 2**40 they would fill the memory.
     if highest >= len(values):
         raise DataError(
             f"Label {highest} in {where} is out of range: {len(values)} training images allow at most labels"

@@ -45,6 +45,7 @@ def download_dataset(name: str, root: str | Path | None = None) -> Path | None:
         if source.root is None:
             raise
         return _download(spec.name, source.root)
+    # A folder may be what an interrupted download has left; an .npz file is the user's own and stays as it is.
     return _download(spec.name, place.parent) if spec.name in READERS and place.is_dir() else place
 
 
@@ -57,6 +58,7 @@ def _download(name: str, folder: Path) -> Path:
         with _impatient(), redirect_stdout(sys.stderr):  # stdout is for the result of a command
             folder.mkdir(parents=True, exist_ok=True)
             reader(str(folder), download=True)
+    # torchvision raises RuntimeError for a wrong checksum; a broken connection or archive raises one of the others.
     except (OSError, RuntimeError, HTTPException, tarfile.TarError, EOFError) as error:
         reason = str(error).removeprefix("<urlopen error ").rstrip(">.") or type(error).__name__
         raise DataError(

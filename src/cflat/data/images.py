@@ -52,6 +52,7 @@ class ImageSet:
     def select(self, indices: npt.ArrayLike) -> ImageSet:
         """Return the images at these positions (or where a boolean mask is true), in the given order."""
         chosen = np.asarray(indices)
+        # NumPy makes floats of an empty list, which cannot be indices.
         if chosen.size == 0:
             chosen = chosen.astype(np.int64)
         domains = None if self.domains is None else self.domains[chosen]

@@ -19,6 +19,7 @@ from cflat.data.transforms import (
     Transform,
 )
 
+# Of CIFAR-100, as in PyCIL and PILOT.
 CIFAR_MEAN, CIFAR_STD = (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -47,6 +48,7 @@ class InputKind:
 
 
 def _pilot_train(size: int) -> tuple[Stage, ...]:
+    # PILOT's range of areas; torchvision's default begins at 0.08.
     return RandomResizedCrop(size, scale=(0.05, 1.0)), Flip()
 
 
@@ -63,6 +65,8 @@ def _untouched(size: int) -> tuple[Stage, ...]:
 
 
 INPUTS: Registry[InputKind] = Registry("kind of inputs")
+# PILOT feeds [0, 1] to ViTs that were pretrained on [-1, 1]. Published numbers depend on it, hence the default; "timm"
+# is what the weights expect.
 for _kind in (
     InputKind("paper", "inputs in [0, 1], large random crops and flips: the paper's setting", _pilot_train, _central),
     InputKind("pilot", "the same as paper; named after the PILOT toolbox", _pilot_train, _central),
@@ -77,6 +81,7 @@ for _kind in (
     InputKind(
         "cifar",
         "padded crops, flips, brightness, CIFAR statistics: ResNets at 32 px",
+        # PyCIL pads by 4 at 32 px, and jitters the brightness by 63 / 255.
         lambda size: (PaddedCrop(size, padding=max(1, size // 8)), Flip(), Brightness(63 / 255)),
         _whole,
         Normalize(CIFAR_MEAN, CIFAR_STD),

@@ -177,6 +177,7 @@ class BatchLoader:
     @checked
     def epoch(self, index: CountOrZero, start_step: CountOrZero = 0, every: Count = 1) -> Iterator[Batch]:
         """Yield the batches of epoch ``index`` from ``start_step`` on, or only each ``every``-th of them."""
+        # len(self) is a position too: a checkpoint may be taken between the last step and the end of the epoch.
         check("start_step", start_step, at_most=len(self))
         order = np.arange(len(self.images))
         if self.shuffle:

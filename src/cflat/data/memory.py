@@ -34,6 +34,7 @@ def herding(features: Tensor, num: int) -> Tensor:
     """
     check("num", num, at_least=0, at_most=len(features), integer=True)
     vectors = features.detach().double()  # rounding must not choose between near-equal images
+    # The epsilon of PILOT and PyCIL; it also keeps rows of zeros finite.
     vectors = vectors / (vectors.norm(dim=1, keepdim=True) + 1e-8)
     mean = vectors.mean(dim=0)
     penalty = vectors.square().sum(dim=1)  # becomes infinite for rows that are taken
@@ -135,6 +136,7 @@ class ExemplarMemory(_Memory):
         quota = self._quotas([*(label for label, _ in self._exemplars), *positions])
         # Every prefix of a herded order is a good choice, so shrinking takes the first ones.
         kept = {
+            # A class within its quota is passed on as it is: selecting would copy.
             key: images if len(images) <= quota[key[0]] else images.select(np.arange(quota[key[0]]))
             for key, images in self._exemplars.items()
         }
@@ -164,6 +166,7 @@ class ExemplarMemory(_Memory):
         where: dict[tuple[int, int], list[int]] = {}
         for index, label, update in zip(self._find(rows, labels, train), labels, updates, strict=True):
             where.setdefault((label, update), []).append(index)
+        # In stored order: the loader shuffles positions, and a resumed run must find the same image at each.
         self._exemplars = {key: train.select(indices) for key, indices in where.items()}
         self.num_updates = state["num_updates"]
 
@@ -240,6 +243,7 @@ class ReservoirMemory(_Memory):
             self.counts[key] += 1
             place = len(slots) if len(slots) < capacity else int(rng.integers(self.counts[key]))
             if place < capacity:
+                # Clones: views would keep the tensors of the whole batch alive.
                 slots[place : place + 1] = [_Stored(row, label, {name: kept[name][index].clone() for name in kept})]
 
     @property
@@ -255,6 +259,7 @@ class ReservoirMemory(_Memory):
         self.slots[key] = []
         for slots in self.slots.values():
             while len(slots) > self._capacity:
+                # A random part of a uniform sample is uniform.
                 slots.pop(int(rng.integers(len(slots))))
 
     def draw(self, num: int, rng: np.random.Generator, like: ImageSet) -> tuple[ImageSet, dict[str, Tensor]]:
@@ -263,6 +268,7 @@ class ReservoirMemory(_Memory):
         ``like`` is any set of the split that the images are from. Tensors of unequal width, such as logits of a head
         that has grown since, are padded with zeros; their widths are under the name ``<name>_width``.
         """
+        # By key, not by arrival: checkpoints restore them in this order, and a resumed run must draw the same images.
         stored = [item for key in sorted(self.slots) for item in self.slots[key]]
         rounds = -(-num // len(stored))
         chosen = np.concatenate([rng.permutation(len(stored)) for _ in range(rounds)])[:num]

@@ -28,6 +28,7 @@ def shortlist(names: Sequence[str]) -> str:
     if len(", ".join(names)) <= MAX_LETTERS:
         return ", ".join(names)
     shown = 1
+    # 12 letters are left for " and 99 more".
     while len(", ".join(names[: shown + 1])) <= MAX_LETTERS - 12:
         shown += 1
     more = len(names) - shown

@@ -45,6 +45,7 @@ PART_BYTES = 1 << 28
 """Decoded pixels of a batch to hold before they are transformed."""
 MAX_ASPECT = 100
 """Longer images would fill the memory once their short side is enlarged to the input size."""
+# Not all that PIL knows: its reader of EPS, for example, starts Ghostscript.
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 """Formats that are decoded, whatever the file name."""
 _SCALED = ("PNG", "PPM")
@@ -77,6 +78,7 @@ class ArrayStore:
 
     def read(self, rows: Indices) -> Tensor:
         """Return the arrays of these rows as one batch."""
+        # from_numpy rejects negative strides, which rows in reverse order have.
         return self._values[torch.from_numpy(np.ascontiguousarray(rows))]
 
     def read_parts(self, rows: Indices, decoded: Mapping[int, Tensor] | None = None) -> Iterator[Tensor]:
@@ -129,6 +131,7 @@ class ArrayVectors(ArrayStore):
                 f"{name} holds {array.dtype} values of shape {array.shape}; expected floats, (images, features)."
             )
         vectors = np.ascontiguousarray(array, dtype=np.float32)
+        # After the cast, in which a large float64 becomes infinite.
         wrong = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
         if len(wrong):
             raise DataError(f"{name}[{wrong[0]}] is not finite ({len(wrong)} such vectors); recompute the features.")
@@ -158,6 +161,7 @@ class DecodedCache:
 
     def get(self, path: Path, short_side: int | None) -> Tensor:
         """Return the image at ``path``, from memory when it is kept there."""
+        # Without the lock: at worst two threads decode the same file, and the first one's image is kept.
         image = self._images.get(path)
         if image is None:
             image = decode_image(path, short_side)
@@ -253,6 +257,7 @@ class FilePixels:
         # Threads: most of the time goes into waiting for the disk, and hashing releases the interpreter lock.
         with ThreadPoolExecutor(NUM_READERS, thread_name_prefix="cflat-hash") as pool:
             parts = [paths[start : start + FILES_PER_PART] for start in range(0, len(paths), FILES_PER_PART)]
+            # map() keeps the order: the hash does not depend on which thread is first.
             for part in pool.map(self._hash_files, parts):
                 digest.update(part)
         return digest.hexdigest()
@@ -260,6 +265,7 @@ class FilePixels:
     def _hash_files(self, paths: Sequence[str]) -> bytes:
         digest = hashlib.blake2b(digest_size=16)
         for path in paths:
+            # File names need not be UTF-8; Python keeps foreign bytes as lone surrogates.
             digest.update(f"{path}\n".encode(errors="surrogateescape"))
             digest.update(_hash_content(self.root / path))
         return digest.digest()
@@ -291,6 +297,7 @@ def decode_image(path: Path, short_side: int | None = None) -> Tensor:
         width, height = (max(short_side, round(side * factor)) for side in rgb.size)
         rgb = rgb.resize((width, height), Image.Resampling.BICUBIC)
     rgb = rgb if turn is None else rgb.transpose(turn)  # last: small images are turned faster
+    # A copy: what asarray gives is not writable, and torch warns about that.
     return torch.from_numpy(np.array(rgb)).permute(2, 0, 1)
 
 
@@ -330,6 +337,7 @@ def _eight_bits(image: Image.Image) -> Image.Image:
         return image
     tags = getattr(image, "tag_v2", {})  # of a TIFF
     upper = (np.asarray(image) >> (tags.get(ExifTags.Base.BitsPerSample, (16,))[0] - 8)).clip(0, 255).astype(np.uint8)
+    # Up to 8 bits PIL itself inverts TIFFs in which 0 is white, at 16 bits it does not.
     is_inverted = tags.get(ExifTags.Base.PhotometricInterpretation) == 0
     return Image.fromarray(255 - upper if is_inverted else upper)
 
@@ -341,6 +349,7 @@ def _stacked(images: list[Tensor]) -> Pixels:
 def _hash_content(path: Path) -> bytes:
     with _reading(path) as file:
         size = os.fstat(file.fileno()).st_size
+        # With the size: a longer file may agree in all three samples.
         digest = hashlib.blake2b(str(size).encode() + b"\n", digest_size=16)
         if size <= WHOLE_BYTES:
             digest.update(file.read())

@@ -117,6 +117,7 @@ class Stream:
         for task in self.tasks:
             digest.update(repr((task.index, task.name, task.classes)).encode(errors="surrogateescape"))
             for images in (task.train, task.test, *([] if task.validation is None else [task.validation])):
+                # In one byte order: fingerprints are compared across machines.
                 digest.update(images.rows.astype("<i8").tobytes())
                 digest.update(images.labels.astype("<i8").tobytes())
                 used.setdefault(images.store, []).append(images.rows)
@@ -195,6 +196,7 @@ def build_stream(
         groups = np.split(class_order(dataset.num_classes, order_seed), np.cumsum(sizes)[:-1])
         groups = [groups[i] for i in class_order(len(groups), task_order_seed)]
         if scenario == "blurry":
+            # Skips the check below: a task that brings no class has nothing to be measured on.
             return _blurry_stream(dataset, groups, order_seed or 0, disjoint, blur)
         stream = _class_stream(dataset, scenario, groups)
     for task in stream.tasks if dataset.validation is not None else ():
@@ -231,6 +233,7 @@ def _blurry_stream(dataset: Dataset, groups: Sequence[Indices], seed: int, disjo
         home[group] = index
     task_of = _spread_images(dataset.train, home, seed, disjoint, blur)
     first = np.full(dataset.num_classes, len(groups))
+    # Labels repeat: with plain indexing the last image of a class would decide.
     np.minimum.at(first, dataset.train.labels, task_of)
     order = np.concatenate(groups)
     order = order[np.argsort(first[order], kind="stable")]  # classes that appear together keep their order
@@ -291,6 +294,7 @@ def _splits(dataset: Dataset, order: Indices, ranges: Sequence[range]) -> list[S
         # One sort for all tasks: a mask per task would take quadratic time on long streams.
         by_label = np.argsort(images.labels, kind="stable")
         bounds = np.searchsorted(images.labels[by_label], [bound for r in ranges for bound in (r.start, r.stop)])
+        # Sorted again: the images of a task stay in the order of the dataset.
         found.append([images.select(np.sort(by_label[start:stop])) for start, stop in bounds.reshape(-1, 2)])
     return found
 
@@ -370,6 +374,7 @@ def _noisy(task: Task, share: float, seed: int) -> Task:
         )
     labels = task.train.labels.copy()
     for (label, domain), positions in image_groups(task.train).items():
+        # domain + 1: seeds must not be negative, and -1 stands for no domain.
         rng = np.random.default_rng((seed, _NOISE, label, domain + 1))
         wrong = rng.permutation(positions)[: share_of(share, len(positions))]
         others = np.setdiff1d(np.asarray(task.classes), [label])

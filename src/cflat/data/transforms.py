@@ -163,6 +163,7 @@ class Brightness:
         """Return images that stay in [0, 1]."""
         assert isinstance(images, Tensor)
         factors = (1 + self.delta * (2 * draws[:, 0] - 1)).to(images)
+        # Clamped, as torchvision's ColorJitter does.
         return (images * factors[:, None, None, None]).clamp_(0, 1)
 
 
@@ -192,6 +193,7 @@ def _is_dense(images: Tensor) -> bool:
 
 def unit_range(images: Tensor) -> Tensor:
     """Return uint8 images as floats in [0, 1]."""
+    # In place is safe: converting uint8 always makes a copy, never a view of the cached pixels.
     return images.float().div_(255)
 
 
@@ -210,6 +212,7 @@ def crop_boxes(shapes: Tensor, draws: Tensor, scale: Sequence[float], ratio: Seq
     aspect = torch.exp(low + (high - low) * ratio_draws)
     crop_width, crop_height = (area * aspect).sqrt().round(), (area / aspect).sqrt().round()
     fits = (crop_width > 0) & (crop_width <= width) & (crop_height > 0) & (crop_height <= height)
+    # Of equal maxima argmax returns the first.
     first = fits.int().argmax(dim=1, keepdim=True)
     found = fits.any(dim=1, keepdim=True)
     fallback_width = torch.minimum(width, (height * ratio[1]).round())
@@ -239,7 +242,9 @@ def _filter_weights(start: Tensor, length: Tensor, extent: int, size: int, dtype
     support = step.clamp(min=1)  # wider than one pixel only when shrinking: that is the antialiasing
     output = torch.arange(size, device=start.device).double()[None, :, None]
     offset = torch.arange(extent, device=start.device).double()[None, None, :] - start[:, None, None]
+    # Pixel centers lie at halves, as in torch with align_corners=False.
     distance = (offset + 0.5 - (output + 0.5) * step).abs()
     inside = (offset >= 0) & (offset < length[:, None, None])
     weights = (1 - distance / support).clamp(min=0) * inside
+    # Normalized within the box: torchvision resizes the crop and never sees the pixels around it.
     return (weights / weights.sum(dim=2, keepdim=True)).to(dtype)

@@ -26,11 +26,13 @@ def decoded_ahead(store: FilePixels, steps: Sequence[Indices], num_workers: int)
 
     The worker processes end with the iterator. A file that cannot be decoded raises a `DataError`.
     """
+    # With an empty cache every image is missing: no need to look up all paths.
     if len(store.cache) and not any(len(store.missing(rows)) for rows in steps):
         yield from ({} for _ in steps)  # nothing is left to decode: start no process
         return
     loader = DataLoader(
         _Files(store),
+        # An item of the sampler is the whole step.
         batch_size=None,
         sampler=(store.missing(rows) for rows in steps),  # of each step when its turn comes
         num_workers=num_workers,
@@ -57,6 +59,7 @@ class _Files(Dataset[tuple[Tensor, Tensor] | str]):
         except DataError as error:
             return str(error)
         sizes = [(row, *image.shape[1:]) for row, image in zip(rows.tolist(), images, strict=True)]
+        # torch.cat needs one tensor, and a step may have nothing to decode.
         nothing = torch.empty(0, dtype=torch.uint8)
         pixels = torch.cat([nothing, *(image.permute(1, 2, 0).flatten() for image in images)])
         return pixels, torch.tensor(sizes, dtype=torch.int64).reshape(-1, 3)

@@ -9,4 +9,5 @@ __all__ = [
     "create_method", "get_method_spec", "list_methods", "register_method",
 ]  # fmt: skip
 
+# Last: the files of the methods import the names above from this package.
 import_modules(__name__, __path__)

@@ -52,6 +52,7 @@ class AdaptedClassifier(nn.Module):
     def features(self, images: Tensor, attended: Tensor | None = None, mixed: Tensor | None = None) -> Tensor:
         """Return features (B, D); what `stem` returns may be given if it is known already."""
         if attended is None or mixed is None:
+            # In the order in which `stem` puts them.
             attended, mixed = self.stem(images).values()
         adapters, num_outputs = list(self.adapters), num_read(self.backbone)
         tokens = mixed + adapters[0](attended)
@@ -70,6 +71,7 @@ class AdaptedMethod(Method):
     def __init__(self, config: AdapterConfig, backbone: Backbone, info: StreamInfo) -> None:
         super().__init__(info)
         self.network = AdaptedClassifier(backbone, config.make_adapters(backbone))
+        # Remains 0 in methods that train the first task alone; EASE moves it.
         self.first_class = 0
 
     def prepare(self, batch: Batch) -> Batch:

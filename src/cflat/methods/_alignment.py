@@ -14,6 +14,7 @@ from torch.nn import functional
 from cflat._settings import Count, CountOrZero, NotNegative, Positive, Share, settings_class
 from cflat.nn.heads import GrowingModule
 
+# Both numbers are the authors'.
 _RIDGE = 1e-4
 """Added to the diagonal of a covariance: few images span few directions."""
 _TINY = 1e-7
@@ -67,6 +68,7 @@ class ClassGaussians(GrowingModule):
             covariance = centered.T @ centered / max(1, len(own) - 1)
             covariance.diagonal().add_(_RIDGE)
             self.means[label] = own.mean(dim=0).to(self.means.dtype)
+            # Factored before it is rounded: a rounded covariance of few images need not be positive definite.
             self.factors[label] = torch.linalg.cholesky(covariance).to(self.factors.dtype)
 
     def sample(self, num: int, scales: Tensor) -> tuple[Tensor, Tensor]:
@@ -85,10 +87,12 @@ def align_head_(head: nn.Module, gaussians: ClassGaussians, tasks: Sequence[rang
     params = list(head.parameters())
     optimizer = torch.optim.SGD(params, lr=config.align_lr, momentum=0.9, weight_decay=config.align_weight_decay)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=max(1, config.align_epochs))
+    # Public code divides the class by the size of the newest task, which is wrong for tasks of unequal size.
     ages = torch.cat([torch.full((len(classes),), (i + 1) / len(tasks)) for i, classes in enumerate(tasks)])
     scales = (1 - config.mean_decay + config.mean_decay * ages).to(gaussians.means)
     with torch.enable_grad():
         for _ in range(config.align_epochs):
+            # Drawn anew in every epoch, as the authors do.
             features, labels = gaussians.sample(config.align_samples, scales)
             order = torch.randperm(len(labels), device=labels.device)
             for chosen in order.split(config.align_samples):

@@ -187,6 +187,7 @@ class Method(nn.Module):
     @abstractmethod
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
         """Return the loss of a prepared batch; called several times per step, must be pure."""
+        # Nothing enforces the abstract methods, as nn.Module is no ABC: a method without phases needs no loss.
         raise NotImplementedError
 
     def before_update(self, batch: Batch) -> None:

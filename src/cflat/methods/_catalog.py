@@ -79,6 +79,7 @@ def create_method(name: str, backbone: Backbone, info: StreamInfo, config: Any =
         raise ValueError(f"{name} runs on {', '.join(spec.families)} backbones, not on {backbone.name}.")
     if info.scenario not in spec.scenarios:
         raise ValueError(f"{name} runs on {', '.join(spec.scenarios)} streams, not on a {info.scenario} stream.")
+    # Methods are made from three arguments, their base class from `info` alone.
     make: Callable[..., Method] = spec.cls
     return make(spec.config() if config is None else config, backbone, info)
 

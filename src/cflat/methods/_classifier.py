@@ -20,6 +20,7 @@ def classify(logits: Tensor, labels: Tensor, classes: range) -> Tensor:
 def distillation(logits: Tensor, teacher: Tensor, temperature: float) -> Tensor:
     """Return the cross-entropy between the softened teacher and the softened logits of the classes it knows."""
     old = logits[:, : teacher.shape[1]]
+    # No factor T^2, as in PILOT and PyCIL.
     return functional.cross_entropy(old / temperature, (teacher / temperature).softmax(dim=1))
 
 
@@ -54,6 +55,7 @@ class DistilledMethod(ClassifierMethod):
     def grow(self, task: Task) -> None:
         """Keep the previous network as teacher and add outputs for the new classes."""
         if task.index > 0:
+            # Before the head grows: the width of the teacher's logits tells `distillation` which classes are old.
             self.teacher = frozen_copy(self.network)
         super().grow(task)
 

@@ -43,6 +43,7 @@ class MemoryConfig(BudgetConfig):
     def make_memory(self, info: StreamInfo) -> ExemplarMemory:
         """Return an empty memory; raise, before anything is trained, if classes of the stream will find no room."""
         total, per_class = self.budget
+        # Where domains share labels, every task brings every class, and the quota of a class is divided among them.
         is_shared = info.scenario == "domain" and info.label_modulus is None
         least = (info.num_tasks or 1) if is_shared else 1
         if per_class is not None and per_class < least:
@@ -95,6 +96,7 @@ class RehearsalWithMeans(Rehearsal):
     def finish_task(self, task: Task, extract: Extract) -> None:
         """Choose exemplars of the new classes and compute the class means of all exemplars anew."""
         self.memory.update(task.train, extract(task.train, self.network.features))
+        # Means of the stored exemplars, for the new classes too, under the network as it is now: as in PILOT and PyCIL.
         exemplars = self.memory.images()
         features = extract(exemplars, self.network.features)
         self.means.reset()

@@ -32,6 +32,7 @@ class PromptConfig:
     """Prompts to choose from; at least 1."""
     length: Count = 5
     """Tokens per prompt; at least 1."""
+    # As in PILOT; the first PyTorch port of DualPrompt has 1.0.
     pull: NotNegative = 0.1
     """Weight of the term that pulls the chosen keys to the queries; at least 0."""
 
@@ -76,6 +77,7 @@ class PromptMethod(Method):
         self.network = network
         self.pull = config.pull
         self.classes = range(0)
+        # No buffer: checkpoints need not hold what can be computed again.
         self.queries: dict[tuple[int, float], Tensor] = {}
 
     @abstractmethod
@@ -110,6 +112,7 @@ class PromptMethod(Method):
         batchwise = self.network(tokens, query, voted)[0]
         instancewise = batchwise.clone()
         # Most images get the prompts that they want: only the others need a second pass.
+        # ids are (B, top_k) in L2P and (B,) in DualPrompt.
         is_outvoted = (own != voted).view(len(batch), -1).any(dim=1)
         if is_outvoted.any():
             instancewise[is_outvoted] = self.network(tokens[is_outvoted], query[is_outvoted], own[is_outvoted])[0]
@@ -125,6 +128,7 @@ class PromptMethod(Method):
         places = torch.linspace(1, 2, pixels.shape[1], device=pixels.device)
         sums = (pixels * places).sum(dim=1, dtype=torch.float64)
         keys = list(zip(batch.rows.tolist(), sums.tolist(), strict=True))
+        # Test batches are the same after every task: either all of their images are known or none.
         if not all(key in self.queries for key in keys):
             if len(self.queries) + len(keys) > _MAX_QUERIES:
                 self.queries.clear()  # someone classifies ever new images: a stream's test images fit

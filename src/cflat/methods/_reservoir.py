@@ -41,6 +41,7 @@ class ReservoirReplay(Remembering, ClassifierMethod):
         super().__init__(config, backbone, info)
         total, per_class = config.budget
         self.memory = ReservoirMemory(total=total, per_class=per_class, balanced=config.sampling == "balanced")
+        # Every class gets at least one place: with more classes than places, the memory would exceed its total.
         if total is not None and config.sampling == "balanced" and total < info.num_classes:
             raise ValueError(f"method.memory_total must be at least {info.num_classes}, one per class, got {total}.")
         self.task_index = 0
@@ -49,6 +50,7 @@ class ReservoirReplay(Remembering, ClassifierMethod):
     def grow(self, task: Task) -> None:
         """Add outputs for the new classes."""
         super().grow(task)
+        # Stored images are row numbers: any set of the split gives access to their pixels.
         self.task_index, self.source = task.index, task.train
 
     def replay(self, num_images: int, rng: np.random.Generator) -> Sequence[Replay]:
@@ -60,6 +62,7 @@ class ReservoirReplay(Remembering, ClassifierMethod):
 
     def after_step(self, seen: Seen) -> None:
         """Add the batch to the reservoir, with what the loss has returned for it."""
+        # The outputs are of the first evaluation: logits at the weights before the step, as Mammoth stores them.
         self.memory.observe(seen.rows, seen.labels, **seen.outputs)
 
     def skip_task(self, task: Task) -> None:

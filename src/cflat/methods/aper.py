@@ -51,4 +51,5 @@ class APER(FirstTaskAdapted):
         """Return plain and adapted features side by side, (B, 2 D)."""
         backbone = self.network.backbone
         both = forward_adapters(backbone, embed(backbone, images), [self.plain, self.network.adapters])
+        # Neither half is normalized before they are joined, as in the authors' code.
         return both.transpose(0, 1).flatten(1)

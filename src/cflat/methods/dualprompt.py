@@ -63,6 +63,7 @@ class DualPrompt(PromptMethod):
         """Add outputs for the new classes, and an expert if the pool has none left."""
         super().grow(task)
         self.task_index = task.index
+        # PILOT silently trains whichever expert the query selects when the pool has no more.
         if task.index == self.network.prompts.pool_size:
             self.network.prompts.add_experts(1)
 

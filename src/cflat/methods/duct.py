@@ -77,6 +77,7 @@ class DUCT(Method):
         self.config = config
         self.network = DUCTNetwork(backbone)
         self.pretrained = frozen_copy(backbone)
+        # Apart from the trained backbone, which returns to theta_0 at every task.
         self.merged = frozen_copy(backbone)
         self.means = NearestMeanHead(backbone.feature_dim)
         self.blocks: list[range] = []
@@ -85,15 +86,18 @@ class DUCT(Method):
     def grow(self, task: Task) -> None:
         """Add a block of head rows."""
         start = self.blocks[-1].stop if self.blocks else 0
+        # PILOT's first block is random, too: only rows that are added to a head are zero.
         self.network.add_block(task.num_classes, zero_rows=self.config.zero_rows and start > 0)
         if self.config.reset_sigma:
             nn.init.ones_(self.network.head.sigma)
         self.blocks.append(range(start, start + task.num_classes))
         self.first_class = task.classes.start
+        # Not grow_to: domains that share their labels have a block each.
         self.means.grow(task.num_classes)
 
     def phases(self, task: Task) -> tuple[Phase, ...]:
         """Return training of everything, then of the head on the merged backbone."""
+        # Also for 0 epochs: weights are merged where the second phase starts.
         return Phase("train"), Phase("retrain", epochs=self.config.retrain_epochs)
 
     def enter_phase(self, task: Task, phase: Phase) -> None:
@@ -104,6 +108,7 @@ class DUCT(Method):
     def param_groups(self, task: Task, phase: Phase) -> list[ParamGroup]:
         """Return the newest head rows and, in the first phase, the backbone."""
         head, backbone = self.network.head, self.network.backbone
+        # At the run's rate in both phases: the separate one of public code never reaches its head.
         groups = [ParamGroup(list(head.parameters()), name="head")]
         if phase.name == "train":
             groups.append(ParamGroup(list(backbone.parameters()), self.config.backbone_lr_scale, "backbone"))
@@ -163,6 +168,7 @@ class DUCT(Method):
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
         """Return scaled cosines with all rows, or each class's best over the domains if they share labels."""
+        # A domain may lack a class, whose row was then never trained.
         scores = self.network.scores(batch.images).masked_fill(self.means.counts == 0, -torch.inf)
         if self.info.scenario == "domain" and self.info.label_modulus is None:
             scores = scores.unflatten(1, (len(self.blocks), -1)).amax(dim=1)
@@ -170,6 +176,7 @@ class DUCT(Method):
 
     def _similarity(self, task: Task, extract: Extract) -> float:
         """Return s_b: how little training has turned the class means."""
+        # Under the test transform, as the means before; PILOT augments here.
         features = extract(task.train, self.network.backbone)
         after = NearestMeanHead(self.means.feature_dim, task.num_classes).to(features.device)
         after.update(features, self._local_labels(task.train, features))

@@ -56,6 +56,7 @@ class EASE(AdaptedMethod):
         self.config = config
         # A fresh set adds nothing: with it, the plain network takes part in the batched pass.
         plain = [config.make_adapters(backbone)] if config.use_init_ptm else []
+        # PILOT keeps old adapters in a plain list, which is neither saved nor moved nor switched to evaluation mode.
         self.frozen_sets = freeze(nn.ModuleList(plain))
         self.register_buffer("prototypes", torch.empty(len(plain), 0, backbone.feature_dim))  # (blocks, classes, D)
         self.starts: list[int] = []
@@ -63,6 +64,7 @@ class EASE(AdaptedMethod):
     def grow(self, task: Task) -> None:
         """Freeze the adapters of the last task; add new ones, a proxy head, and room for their prototypes."""
         if self.starts:
+            # The set of the first task was made with the network.
             self.frozen_sets.append(freeze(self.network.adapters))
             self.network.adapters = self.config.make_adapters(self.network.backbone)
         # A proxy for training only, thrown away with the task: prototypes classify.
@@ -76,6 +78,7 @@ class EASE(AdaptedMethod):
         for label in task.classes:  # one class at a time: the features of a large task need not fit into memory
             features = extract(task.train.of_classes(range(label, label + 1)), self.features)
             self.prototypes[:, label] = features.float().mean(0)
+        # Without the block of the plain network, in which the means of all classes are true.
         complete_(self.prototypes[-len(self.starts) :], self.starts, newest_only=not self.config.recalc_sim)
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
@@ -124,6 +127,7 @@ def block_weights(prototypes: Tensor, starts: Sequence[int], alpha: float, beta:
 
 def reweighted_cosines(features: Tensor, prototypes: Tensor, weights: Tensor) -> Tensor:
     """Return the weighted sums over blocks of the cosines between features (B, blocks, D) and prototypes, (B, C)."""
+    # Without PILOT's factor sigma, which all scores share.
     with full_precision(features):
         rows = weights.unsqueeze(2) * functional.normalize(prototypes, dim=2)
         features = functional.normalize(features.to(rows.dtype), dim=2)

@@ -33,12 +33,14 @@ class ERACE(ReservoirReplay):
     def prepare(self, batch: Batch) -> Batch:
         """Add the classes of the whole batch, which may be on several ranks, as a row for each image."""
         counts = torch.bincount(batch.labels, minlength=self.network.head.num_classes)
+        # A row for each image: batches with other tensors cannot be split into micro-batches.
         return batch.with_(is_present=(sum_over_batch(counts) > 0).expand(len(batch), -1))
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
         """Classify new images among the classes of their batch, stored ones among all."""
         logits = model(batch.images)
         if self.task_index >= self.first_replay:  # as public code does: the first task has nothing to protect
+            # No loss is infinite: the class of an image is always in its batch.
             logits = logits.masked_fill(~batch.extras["is_present"], -torch.inf)
         parts = {"classify": functional.cross_entropy(logits, batch.labels)}
         if batch.replay:

@@ -74,6 +74,7 @@ class EWC(ClassifierMethod):
         """Classify, and hold the weights."""
         parts = dict(super().loss(model, batch).parts)
         if self.is_anchored:
+            # Not `model`: a wrapper for several devices gives parameters other names than the anchor's.
             parts["penalty"] = self.config.weight / 2 * self.anchor(self.network)
         return Loss(parts)
 

@@ -15,6 +15,7 @@ from cflat.nn import Backbone
 class FinetuneConfig:
     """Settings of finetune."""
 
+    # PILOT's loss is among the new ones.
     classes: Literal["seen", "new"] = "seen"
     """Classes among which the loss decides: all seen so far, or those of the present task only."""
 

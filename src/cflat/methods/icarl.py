@@ -36,6 +36,7 @@ class ICaRLConfig(MemoryConfig):
 class ICaRL(RehearsalWithMeans, DistilledMethod):
     """Fine-tune everything on new classes and exemplars while staying close to the previous network's logits."""
 
+    # The nearest mean is the paper's classifier; PILOT prints cnn first, and the C-Flat papers report it.
     scores = ("nme", "cnn")
     config: ICaRLConfig
 

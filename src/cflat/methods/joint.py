@@ -35,6 +35,7 @@ class Joint(ClassifierMethod):
 
     def __init__(self, config: JointConfig, backbone: Backbone, info: StreamInfo) -> None:
         super().__init__(config, backbone, info)
+        # A submodule, hence part of every checkpoint: a resumed run returns to the same weights.
         self.start = frozen_copy(backbone) if config.start == "same" else None
         self.seen: list[ImageSet] = []
 
@@ -49,6 +50,7 @@ class Joint(ClassifierMethod):
             return
         self.network.backbone.load_state_dict(self.start.state_dict())
         head = self.network.head
+        # Values are copied, since a new module would be on the CPU.
         head.load_state_dict(LinearHead(head.feature_dim, head.num_classes).state_dict())
 
     def train_images(self, task: Task) -> ImageSet:

@@ -59,6 +59,7 @@ class LwF(DistilledMethod):
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
         """Classify among the classes of the task and keep the logits of the old ones."""
+        # As in the toolboxes, new outputs are not warmed up on a frozen network first; the paper does so.
         logits = model(batch.images)
         parts = {"classify": classify(logits, batch.labels, self.classes)}
         if "teacher" in batch.extras:

@@ -47,6 +47,7 @@ class MEMO(RehearsalWithMeans):
         super().__init__(info)
         self.config = config
         self.memory = config.make_memory(info)
+        # The configurations of PyCIL train the base of ResNets, those of PILOT freeze that of ViTs.
         self.trains_base = backbone.family != "vit" if config.train_base is None else config.train_base
         self.network = MEMONetwork(backbone, config.specialised_init == "random")
         self.means = NearestMeanHead(backbone.feature_dim, metric="euclidean")
@@ -65,6 +66,7 @@ class MEMO(RehearsalWithMeans):
 
     def prepare(self, batch: Batch) -> Batch:
         """Run the shared blocks and the old stages if no trained weight changes them."""
+        # In the first task everything is trained, whatever the setting.
         if self.num_old == 0 or self.trains_base:
             return batch
         shared = self.network.generalised(batch.images)
@@ -135,11 +137,13 @@ class MEMONetwork(nn.Module):
 @torch.no_grad()
 def align_weights_(head: LinearHead, num_old: int) -> None:
     """Give the new classes' weights the mean norm of the old ones' (weight alignment)."""
+    # Rows over the features of all stages, without the biases, as in PyCIL.
     norms = head.weight.norm(dim=1)
     head.weight[num_old:] *= norms[:num_old].mean() / norms[num_old:].mean()
 
 
 def _reinitialise_(module: nn.Module) -> None:
+    # Torch's defaults, not timm's: PILOT adds its last block after timm's initialization has run.
     reset = getattr(module, "reset_parameters", None)
     if callable(reset):
         reset()

@@ -34,6 +34,7 @@ class RanPACConfig(AdapterConfig):
 
     def make_head(self, feature_dim: int) -> RidgeHead:
         """Return an empty ridge head; torch's generator decides its projection."""
+        # 10,000 is the authors' number, for the 768 features of a ViT-B.
         num_projections = self.num_projections or min(10_000, 16 * feature_dim)
         # Drawn from a seed, the projection advances the global generator alike for every size.
         seed = int(torch.randint(2**31, ()))
@@ -61,6 +62,7 @@ class RanPAC(FirstTaskAdapted):
     def grow(self, task: Task) -> None:
         """Make room for the new classes; the head belongs to the first task."""
         super().grow(task)
+        # Grows with the tasks; PILOT must know the number of all classes beforehand.
         self.ridge.grow_to(task.classes.stop)
 
     def phases(self, task: Task) -> tuple[Phase, ...]:
@@ -70,6 +72,7 @@ class RanPAC(FirstTaskAdapted):
     def finish_task(self, task: Task, extract: Extract) -> None:
         """Choose the ridge on the task's features, add them to the sums, and solve for all classes."""
         features = extract(task.train, self.network.features)
+        # The task alone decides which images choose the ridge; in PILOT the shuffle of a loader does.
         self.ridge.fit(features, torch.from_numpy(task.train.labels).to(features.device), seed=task.index)
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:

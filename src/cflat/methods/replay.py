@@ -27,5 +27,6 @@ class Replay(Rehearsal, ClassifierMethod):
 
     def finish_task(self, task: Task, extract: Extract) -> None:
         """Keep exemplars of the new classes."""
+        # A random choice spares a pass over all images of the task.
         herds = self.config.selection == "herding"
         self.memory.update(task.train, extract(task.train, self.network.features) if herds else None)

@@ -51,6 +51,7 @@ class SLCA(Method):
     def grow(self, task: Task) -> None:
         """Add outputs for the new classes; those of before are frozen."""
         self.tasks.append(task.classes)
+        # Frozen first: of the head, only the part that is added now is trained.
         freeze(self.network.head).add(task.num_classes)
         self.aligned.add(task.num_classes)
         self.gaussians.grow(task.num_classes)
@@ -72,7 +73,9 @@ class SLCA(Method):
         """Measure the Gaussians of the new classes and align a copy of the head."""
         features = extract(task.train, self.network.backbone)
         self.gaussians.fit(features, torch.from_numpy(task.train.labels).to(features.device))
+        # A copy is aligned. The authors align the head itself and return to a backup before the next task.
         self.aligned.load_state_dict(self.network.head.state_dict())
+        # As the authors do: the outputs of a single task have been trained together.
         if task.index > 0:
             align_head_(unfreeze(self.aligned), self.gaussians, self.tasks, self.config)
 

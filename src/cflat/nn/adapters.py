@@ -28,6 +28,7 @@ class Adapter(nn.Module):
         self.up = nn.Linear(bottleneck, dim)
         self.dropout = nn.Dropout(dropout)
         self.scale = scale
+        # With the weight above, what public code calls the "lora" start.
         for tensor in (self.down.bias, self.up.weight, self.up.bias):
             nn.init.zeros_(tensor)
 
@@ -93,6 +94,7 @@ class _Stack:
         self.num_sets = len(adapters)
         self.down_weight = torch.stack([adapter.down.weight.T for adapter in adapters])
         self.down_bias = torch.stack([adapter.down.bias[None] for adapter in adapters])
+        # The scale is part of the weights: a multiplication for each of them, not for each token.
         self.up_weight = torch.stack([adapter.scale * adapter.up.weight.T for adapter in adapters])
         self.up_bias = torch.stack([adapter.scale * adapter.up.bias[None] for adapter in adapters])
 

@@ -141,6 +141,7 @@ def create_backbone(
         raise ValueError(f"{' and '.join(sizes)} can be chosen for mlp only; {name} has its own.")
     mean, std = spec.mean, spec.std
     if spec.build is None:
+        # Not every timm model takes a drop-path rate, not even 0.
         options = {**spec.options, **({"drop_path_rate": drop_path_rate} if drop_path_rate else {})}
         model, config = _from_timm(spec.timm_name, is_pretrained, image_size, num_channels, options)
         image_size, mean, std = image_size or int(config.input_size[-1]), config.mean, config.std
@@ -228,6 +229,7 @@ def _cifar_resnet(timm_name: str, image_size: int, num_channels: int, drop_path:
     options = {**_RESNET, "drop_path_rate": drop_path}
     model: nn.Module = timm.create_model(timm_name, num_classes=0, in_chans=num_channels, **options)
     model.conv1 = nn.Conv2d(num_channels, 64, 3, padding=1, bias=False)
+    # As timm has initialized the other convolutions.
     nn.init.kaiming_normal_(model.conv1.weight, mode="fan_out", nonlinearity="relu")
     model.maxpool = nn.Identity()
     return model

@@ -38,6 +38,7 @@ class HostBlock(nn.Module):
             return run(*inputs, **options)
         norms = [part for part in self.modules() if isinstance(part, _BatchNorm) and part.track_running_stats]
         context: dict[str, Any] = {"context_fn": lambda: (nullcontext(), _statistics_kept(norms))} if norms else {}
+        # The reentrant kind has no gradients where inputs need none: prefixes in the first block of a frozen network.
         return checkpoint(run, *inputs, use_reentrant=False, **context, **options)
 
 

@@ -68,6 +68,7 @@ class PromptComponents(nn.Module):
 
     def orthogonality(self) -> Tensor:
         """Return how far prompts, keys and attention vectors are from orthonormal, summed over them and blocks."""
+        # With the frozen components, to which new ones are to stay orthogonal.
         parts = [part for index in range(len(self.layers)) for part in self._of_layer(index)]
         return torch.stack([_gram_error(part.flatten(1)) for part in parts]).sum()
 
@@ -85,6 +86,8 @@ def orthonormal(num: int, dim: int, others: Sequence[Tensor] = ()) -> Tensor:
     known = torch.cat([rows[:0], *(other.detach().cpu().to(rows.dtype) for other in others)])
     if len(known) + num > dim:
         return functional.normalize(rows, dim=1)
+    # Trained rows are no longer orthonormal. QR removes their whole span; the Gram-Schmidt of public code projects on
+    # one after the other, which does not.
     basis = torch.linalg.qr(torch.cat([known, rows]).T).Q.T
     return basis[len(known) :].contiguous()
 

@@ -97,11 +97,13 @@ class LinearHead(GrowingModule):
         if num_new == num_new_features == 0:
             return
         weight = self.weight.new_empty(num_old + num_new, old_dim + num_new_features)
+        # Torch warns about the initialization of tensors without elements.
         if weight.numel():
             if self.init == "kaiming":
                 nn.init.kaiming_uniform_(weight, nonlinearity="linear")
             else:
                 nn.init.trunc_normal_(weight, std=0.02)
+        # The toolboxes, too, draw a whole larger layer and copy the old weights into it.
         weight[:num_old, :old_dim] = self.weight.detach()
         self._replace("weight", weight.detach())
         self._replace("bias", torch.cat([self.bias.detach(), self.bias.new_zeros(num_new)]))
@@ -168,6 +170,7 @@ class NearestMeanHead(GrowingModule):
     @property
     def means(self) -> Tensor:
         """Mean features, (num_classes, feature_dim): raw ones, or unit ones for the Euclidean metric."""
+        # Classes without features would give 0 / 0; `forward` masks them.
         means = self.sums / self.counts.clamp(min=1).unsqueeze(1)
         return means if self.metric == "cosine" else functional.normalize(means, dim=1)
 

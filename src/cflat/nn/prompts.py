@@ -159,6 +159,7 @@ def majority(ids: Tensor, pool_size: int) -> Tensor:
     distinct = counts.nonzero().squeeze(1)
     num_absent = pool_size - len(distinct)
     counts = functional.pad(counts[distinct], (0, num_absent))
+    # The smallest id fills up, as in public code: it is repeated where the batch wants fewer than k different ones.
     distinct = torch.cat([distinct, distinct[:1].expand(num_absent)])
     winners = counts.topk(ids.shape[1]).indices
     return distinct[winners].expand(ids.shape)

@@ -48,6 +48,7 @@ def sum_over_batch(values: Tensor) -> Tensor:
     share = _share.get()
     if share is None:
         return values
+    # A filler is an image of another rank, which counts it.
     total = torch.zeros_like(values) if share.is_filler else values.clone()
     torch.distributed.all_reduce(total)
     return total
@@ -80,11 +81,14 @@ def _batch_norm(
     """Do as `torch.nn.functional.batch_norm` on the images of all ranks."""
     if not training:
         return nn.functional.batch_norm(inputs, running_mean, running_var, weight, bias, False, momentum, eps)
+    # Statistics of half-precision inputs are taken in single precision, as in torch's kernels.
     dtype = torch.promote_types(inputs.dtype, torch.float32)
     share = _share.get()
     assert share is not None
+    # Values per channel and image, which are equally many on all ranks, times the images of all of them.
     count = inputs.numel() // inputs.shape[1] // share.num_images * share.total
     if count < 2:
+        # In torch's words, by which `cflat.runs.failures` knows this error.
         raise ValueError(f"Expected more than 1 value per channel when training, got input size {inputs.shape}")
     normalized, mean, variance = _Normalize.apply(inputs.to(dtype), count, eps)  # type: ignore[no-untyped-call]
     if running_mean is not None and running_var is not None:
@@ -112,6 +116,7 @@ class _Normalize(Function):
         scale = (variance + eps).rsqrt()
         normalized = centered * scale.view(shape)
         ctx.save_for_backward(normalized, scale)
+        # Kept for the backward pass: the threads in which autograd runs it on GPUs do not see context variables.
         ctx.count, ctx.share = count, _share.get()
         ctx.mark_non_differentiable(mean, variance)
         return normalized, mean, variance

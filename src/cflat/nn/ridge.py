@@ -63,6 +63,7 @@ class RidgeHead(GrowingModule):
         super().__init__()
         self.scoring = scoring
         generator = torch.Generator().manual_seed(seed)
+        # In single precision for either dtype: `double` changes the arithmetic, not the projection.
         projection = torch.randn(feature_dim, num_projections, generator=generator, dtype=torch.float32)
         self.register_buffer("projection", projection.to(dtype))
         # Empty until the first features: training before that neither keeps nor saves M * M zeros.
@@ -112,6 +113,7 @@ class RidgeHead(GrowingModule):
         ``features`` (n, feature_dim), at least two, with ``labels`` (n,); ``seed`` shuffles them before the split.
         """
         check("len(features)", len(features), at_least=2)
+        # On the CPU: the split does not depend on the device.
         order = torch.randperm(len(features), generator=torch.Generator().manual_seed(seed)).to(features.device)
         num_fit = min(max(1, int(len(features) * (1 - VALIDATION_SHARE))), len(features) - 1)
         projected = self.project(features[order])

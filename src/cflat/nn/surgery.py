@@ -49,6 +49,7 @@ def train_unfrozen_(module: nn.Module) -> None:
     if parameters and not any(parameter.requires_grad for parameter in parameters):
         module.eval()
         return
+    # Not train(), which would switch frozen children as well.
     module.training = True
     for child in module.children():
         train_unfrozen_(child)
@@ -64,6 +65,7 @@ def split_backbone(backbone: Backbone) -> tuple[nn.Module, nn.Module]:
     model: Any = copy.deepcopy(backbone.model)  # what is cut out below must not be missing in the backbone
     if isinstance(model, models.VisionTransformer) and model.attn_pool is None:
         pool = _TokenPool(model.global_pool, model.num_prefix_tokens)
+        # In the order of timm's forward_features and forward_head.
         specialised = nn.Sequential(model.blocks[-1], model.norm, pool, model.fc_norm)
         model.blocks, model.norm, model.fc_norm = model.blocks[:-1], nn.Identity(), nn.Identity()
     elif isinstance(model, models.ResNet | ResNet32 | SmallCNN):

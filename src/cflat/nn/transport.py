@@ -43,6 +43,7 @@ def transport_plan(
             warnings.simplefilter("ignore")  # about underflow; mass that is lost is reported below
             plan = ot.sinkhorn(*marginals, cost, regularization, METHODS[sinkhorn], numItermax=iterations, warn=False)
         missing = sum(float(np.abs(plan.sum(1 - axis) - wanted).sum()) for axis, wanted in enumerate(marginals))
+        # The plain solver is there to match public numbers, hence stops where public code does.
         if missing <= CLOSE or sinkhorn == "plain":
             break
     if not missing <= CLOSE:  # nor if it is NaN

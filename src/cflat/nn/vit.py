@@ -53,6 +53,7 @@ def insert_prompts(backbone: Backbone, tokens: Tensor, prompts: Tensor) -> Tenso
     vit = vit_of(backbone)
     if vit.pos_embed is not None and not vit.no_embed_class:
         prompts = prompts + vit.pos_embed[:, :1]
+    # `tokens` have passed norm_pre in `embed`; prompts join behind it and need it, too.
     prompts = vit.norm_pre(prompts).to(tokens.dtype)
     head, patches = tokens[:, : vit.num_prefix_tokens], tokens[:, vit.num_prefix_tokens :]
     return torch.cat([head, prompts, patches], dim=1)
@@ -129,6 +130,7 @@ def mix(block: Any, attended: Tensor) -> Tensor:
 def _attention(attention: Attention, tokens: Tensor, prefix: Prefix | None, num_queries: int | None) -> Tensor:
     weight, bias, dim = attention.qkv.weight, attention.qkv.bias, attention.qkv.out_features // 3
     query_bias, rest_bias = (None, None) if bias is None else (bias[:dim], bias[dim:])
+    # Apart from keys and values, which all tokens need: queries may be wanted of the first few alone.
     query = functional.linear(tokens[:, :num_queries], weight[:dim], query_bias)
     key, value = functional.linear(tokens, weight[dim:], rest_bias).chunk(2, dim=-1)
     query, key, value = (part.unflatten(-1, (attention.num_heads, -1)).transpose(1, 2) for part in (query, key, value))
@@ -138,6 +140,7 @@ def _attention(attention: Attention, tokens: Tensor, prefix: Prefix | None, num_
             torch.cat([part.to(own.dtype).expand(len(own), -1, -1, -1), own], dim=2)
             for part, own in zip(prefix, (key, value), strict=True)
         )
+    # The default scale, 1 / sqrt(head_dim), is timm's.
     output = functional.scaled_dot_product_attention(
         query, key, value, dropout_p=attention.attn_drop.p if attention.training else 0.0
     )

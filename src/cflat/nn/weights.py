@@ -54,6 +54,7 @@ def load_weights_(model: nn.Module, path: str | Path) -> None:
             f"The weights in {path} do not fit this backbone: {'; '.join(problems)}. "
             f"Choose the backbone that the file was made for{likely}."
         )
+    # Not strict, for the counters alone: all else was compared above.
     model.load_state_dict(given, strict=False)
 
 
@@ -64,6 +65,7 @@ def _read(path: Path) -> dict[str, Tensor]:
         with open_regular(path) as file:
             if zipfile.is_zipfile(file):  # or of another kind, which torch and safetensors do not unpack
                 require_unpacked(file)
+        # timm's reader also finds the weights in checkpoints that hold them as "state_dict", "model" or EMA.
         state = models.load_state_dict(str(path), weights_only=True)
         tensors = {str(name): value for name, value in state.items() if isinstance(value, Tensor)}
     except Exception as error:  # a foreign file can be broken in more ways than can be listed

@@ -170,6 +170,7 @@ def _hash_weights(network: nn.Module) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for name, value in sorted(network.state_dict().items()):
         digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
+        # Flattened: a tensor without dimensions, as BatchNorm's counter, cannot be viewed as bytes.
         digest.update(value.contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
 

@@ -68,6 +68,7 @@ def _bytes_of(func: Callable[..., Tensor], args: Any, kwargs: dict[str, Any]) ->
     """Return the size of what a function would make, without making it."""
     shape = {key: value for key, value in kwargs.items() if key not in ("generator", "device", "pin_memory")}
     try:
+        # A TorchFunctionMode is off inside of its own handler, so this call is not counted.
         made = func(*args, **shape, device="meta")
     except (TypeError, RuntimeError, OverflowError):  # the real call reports what is wrong
         return 0

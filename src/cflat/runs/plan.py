@@ -183,6 +183,7 @@ def estimate(config: RunConfig) -> Estimate:
     check_devices(one)
     started = clock()
     parts = assemble(config)
+    # A run hashes its images before it starts.
     parts.stream.fingerprint()
     start_seconds = clock() - started
     num_tasks = parts.stream.num_tasks

@@ -274,6 +274,7 @@ def _describe(folder: RunFolder, config: RunConfig, parts: Assembly, is_resumed:
             resumed = [*before.get("resumed_with", []), changes]
             write_json(folder.environment_file, {**before, "resumed_with": resumed})
     elif not is_resumed or not any(folder.checkpoints.glob("*.pt")):
+        # On resume as well, if a kill came between these two files: without a checkpoint the run starts over.
         write_atomic(folder.config_file, config.to_yaml())  # first: with that it can be resumed
         begun = {"format": FORMAT, "identity": config.identity(), "stream": fingerprint, "plugins": loaded_plugins()}
         write_json(folder.environment_file, {**describe_environment(), **begun})

@@ -25,6 +25,7 @@ class WeightAverage:
         self.params = params
         update = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
         self.average = AveragedModel(self._weights(), multi_avg_fn=update)
+        # AveragedModel merely copies at its first update; without this one, that would be the first step's.
         self.update()
 
     def update(self) -> None:

@@ -29,6 +29,7 @@ VERSION = 3
 KEPT = 2
 BLOCK_BYTES = 1 << 20
 _NAME = re.compile(r"(\d{6,18})-([0-9a-f]{16})\.pt", re.ASCII)
+# mu_product is NAdam's; eta and mu are ASGD's.
 _COUNTERS = ("step", "mu_product", "eta", "mu")
 """What torch's optimizers keep of a parameter as one number."""
 _TEMPORARY = re.compile(r"\d+\.tmp-\d+", re.ASCII)
@@ -64,9 +65,11 @@ class CheckpointStore:
         number = before[-1].number + 1 if before else 1
         temporary = self.folder / f"{number:06d}.tmp-{os.getpid()}"
         try:
+            # Without parents: a run directory that was removed during the run must not be made again.
             self.folder.mkdir(exist_ok=True)
             self._remove(temporary)
             with temporary.open("xb") as file:  # never through a link
+                # torch.save only appends to a file object, so the running hash is that of the finished file.
                 writer = _HashingWriter(file)
                 torch.save({"version": VERSION, **state}, writer)  # type: ignore[arg-type]
                 file.flush()
@@ -238,6 +241,7 @@ def _read(found: _Found) -> dict[str, Any]:
         raise _DamagedError(f"{name} cannot be read ({type(error).__name__}).") from error
     if not isinstance(state, dict) or not isinstance(state.get("version"), int):
         raise _DamagedError(f"{name} holds no state of a run.")
+    # No `_DamagedError`: `load` would pass over it and resume from an older state.
     if state["version"] != VERSION:
         raise DataError(f"{name} was written by another version of cflat; start the run anew.")
     return state

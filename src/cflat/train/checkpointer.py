@@ -70,6 +70,7 @@ class Checkpointer:
         """
         started = time.monotonic()
         path = self._write(tensors, rest)
+        # After a failure as well: the next attempt is due after `minutes`, not at the next step.
         self._saved_at = time.monotonic()
         self._saving_seconds = self._saved_at - started
         self.has_unsaved_steps = self.is_postponed = False
@@ -77,6 +78,7 @@ class Checkpointer:
 
     def should_postpone(self) -> bool:
         """Decide whether the checkpoint of a border can wait, where short tasks would be spent on large checkpoints."""
+        # The first checkpoint is never postponed: its size is not known until it is written.
         newest = self.store.newest if self.store is not None else None
         is_large = newest is not None and newest.is_file() and newest.stat().st_size >= CHEAP_BYTES
         elapsed = time.monotonic() - self._saved_at
@@ -123,6 +125,7 @@ class Checkpointer:
         if self.store is None:
             raise TrainingInterrupted("The run was asked to stop.")
         problem = self._problem
+        # Without a checkpoint nothing was trained yet: a resumed run starts anew, in a directory that must be there.
         if problem is None and not (self.store.newest or self.store.folder.parent).exists():
             problem = f"{str(self.store.folder.parent)!r} was removed."
         problem = self.runtime.share(problem)  # rank 0 has saved; those that wait here end after that

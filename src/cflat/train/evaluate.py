@@ -38,6 +38,7 @@ class Extractor:
         own = outputs[0].new_zeros(rounds, rows, *outputs[0].shape[1:])
         for place, part in zip(own, outputs, strict=False):
             place[: len(part)] = part
+        # Only the last batch is short, so all padding ends up behind the images and is cut off.
         return self.runtime.gather(own).transpose(0, 1).flatten(0, 2)[: len(images)]
 
     def sum(
@@ -112,6 +113,7 @@ class Extractor:
 
         All ranks take the same number of rounds, because they agree on a stop before each.
         """
+        # A rank without any batch starts at the end of the epoch; if nothing is divided, all ranks start at 0.
         own = loader.epoch(0, min(self.runtime.rank % self._num_sharing, len(loader)), every=self._num_sharing)
         for _ in range(self._num_rounds(loader)):
             self.check_stop()

@@ -191,4 +191,5 @@ def peak_memory_bytes() -> int:
     except ModuleNotFoundError:  # Windows
         return 0
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # In bytes on macOS, in KiB on Linux.
     return peak if sys.platform == "darwin" else peak * 1024

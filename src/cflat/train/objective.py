@@ -38,6 +38,7 @@ class Objective:
     """Micro-batches in which a batch is evaluated, one graph at a time; their gradients add up."""
 
     def __post_init__(self) -> None:
+        # BatchNorm cannot be trained on one image, so no micro-batch of a rank may have fewer than two.
         self._fewest = 2 if has_batchnorm(self.method.network) else 1
         self.outputs: Mapping[str, Tensor] = {}
         """`Loss.outputs` of the first evaluation of the latest closure."""
@@ -60,6 +61,7 @@ class Objective:
         def evaluate() -> Tensor:
             losses, outputs = [], []
             for part in parts:
+                # Gradients are reduced with the last micro-batch: one all-reduce per evaluation.
                 with self.runtime.sharing(part), self.runtime.gradient_sync(self.model, enabled=part is parts[-1]):
                     loss = self._backward(part, batch.share * num_ranks * len(part) / len(batch))
                 losses.append(loss[0])
@@ -82,6 +84,7 @@ class Objective:
         with self.runtime.autocast():
             result = self.method.loss(self.model, part)
         loss = result.total if weight == 1 else weight * result.total
+        # Outside of autocast, as torch recommends: backward operations run in the dtypes of their forward ones.
         (loss if self.scaler is None else self.scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
         return loss.detach(), result.outputs
 
@@ -94,6 +97,7 @@ class Objective:
 
     def _of_all_ranks(self, own: Tensor, total: int) -> Tensor:
         rows = -(-total // self.runtime.world_size)
+        # `gather` needs equal shapes. The row of a filler ends up behind `total` and is cut off.
         padded = own.new_zeros(rows, *own.shape[1:])
         padded[: len(own)] = own
         return self.runtime.gather(padded).transpose(0, 1).flatten(0, 1)[:total]

@@ -72,6 +72,7 @@ def make_base(groups: list[ParamGroup], settings: BaseSettings, *, is_first_task
         for group in groups
         if group.params
     ]
+    # Adadelta's rho is its decay rate; a group cannot hold that and a radius under one key.
     if "rho" in settings.keywords and any(group.rho is not None for group in groups):
         raise ConfigError(
             f"base.name {settings.name} has a rho of its own, so that its groups cannot have a radius; set "
@@ -91,6 +92,7 @@ def lr_factor(settings: BaseSettings, epoch: int, num_epochs: int, *, is_first_t
     if epoch < settings.warmup_epochs:
         return (epoch + 1) / (settings.warmup_epochs + 1)
     if settings.schedule == "cosine":
+        # Torch's CosineAnnealingLR with T_max=num_epochs, in closed form.
         done = (epoch - settings.warmup_epochs) / max(num_epochs - settings.warmup_epochs, 1)
         return round(0.5 * (1 + math.cos(math.pi * done)), 12)  # cos(pi / 2) is not quite 0
     if settings.schedule == "multistep":

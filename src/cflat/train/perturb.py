@@ -18,6 +18,7 @@ from cflat.nn.prompts import PrefixPrompts, PromptPool
 Perturbed = Literal["all", "norms", "adapters", "body"]
 FirstTask = Literal["same", "plain"]
 
+# _NormBase covers BatchNorm, SyncBatchNorm and InstanceNorm of any dimension.
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 _ADAPTERS = (Adapter, PromptPool, PrefixPrompts, PromptComponents)
 _ADAPTER_NAME = re.compile(r"adapter|prompt|lora", re.IGNORECASE)

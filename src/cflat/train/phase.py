@@ -44,6 +44,7 @@ class ActivePhase:
         self._is_restored = False
         self._prepared: Batch | None = None
         self._modes: list[tuple[nn.Module, bool]] = []
+        # A hook of the base: it runs after all evaluations, and not at all if the step is discarded.
         if self._overrides("before_update"):
             self.optimizer.base.register_step_pre_hook(self._edit_update)
 
@@ -140,5 +141,6 @@ class ActivePhase:
         if self.average is not None:
             self.average.load_state_dict(state["average"])
         self.loss_sum.fill_(state["loss_sum"])
+        # Never empty: within a phase, checkpoints are taken after a step, and the first step has counted.
         per_step, per_evaluation = state["flops"]
         self.flops = (per_step, per_evaluation)

@@ -63,6 +63,7 @@ class Runtime:
             accelerator=settings.accelerator, devices=devices, num_nodes=num_nodes, strategy=strategy
         )
         self._fabric.launch()
+        # The autotuner chooses kernels by their speed at the moment; a resumed run could then end with other bits.
         torch.backends.cudnn.benchmark = False
         self.device: torch.device = self._fabric.device
         self.rank: int = self._fabric.global_rank
@@ -124,6 +125,7 @@ class Runtime:
         """Return the elementwise sum over all ranks."""
         if self.world_size == 1:
             return values
+        # A copy, because Fabric reduces in place.
         total = self._fabric.all_reduce(values.to(self.device, copy=True), reduce_op="sum")
         self._watch.since = time.monotonic()
         assert isinstance(total, Tensor)

@@ -47,6 +47,7 @@ def shard_(network: nn.Module, device: torch.device, num_ranks: int) -> None:
 def replicate_rest_(network: nn.Module) -> None:
     """Let DistributedDataParallel leave those parameters alone that FSDP2 looks after."""
     names = [name for name, parameter in network.named_parameters() if _is_part(parameter)]
+    # Torch has no public call for this (pytorch/pytorch#43690).
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(network, names)
 
 
@@ -101,6 +102,7 @@ def spread_like(part: Tensor, param: Tensor) -> Tensor:
 
 def part_of(value: Any, like: Any) -> Any:
     """Return this rank's part of a whole tensor that belongs to a parameter which is spread; all else as it is."""
+    # Another shape is no part: counters such as an optimizer's `step` are whole on every rank.
     if not _is_part(like) or not isinstance(value, Tensor) or value.shape != like.shape:
         return value
     value = value.to(like.device)
@@ -109,4 +111,5 @@ def part_of(value: Any, like: Any) -> Any:
 
 
 def _is_part(value: Any) -> TypeGuard[DTensor]:
+    # By attribute: the package of DTensor is large, and imported only where something is spread.
     return isinstance(value, Tensor) and hasattr(value, "device_mesh")

@@ -135,6 +135,7 @@ class Trainer:
             for phase in self.remaining_phases(task):
                 self.train_phase(task, phase)
             self.finish_task(task)
+        # The last border may have been postponed, and nothing follows that would save it.
         if self.checkpointer.is_postponed:
             self.save()
         return self.result()
@@ -185,6 +186,7 @@ class Trainer:
         self._share_method()
         started = time.perf_counter()
         for split in self.splits:
+            # Anew for each split: accuracies must not depend on which other images are evaluated.
             self._seed(Part.EVALUATE, task.index)
             counts = self.extract.count_correct(self.stream, task.index, split)
             ahead = self._count_ahead(task.index + 1, split)
@@ -194,6 +196,7 @@ class Trainer:
             }
         self.position, self.is_grown = Position(task.index + 1), False
         seconds = time.perf_counter() - started
+        # Before the checkpoint, which vouches for the log so far: in the other order a kill could lose this record.
         self.observer.on_task_end(task_record(task, self.accuracy, self.meter.summary(), seconds))
         self._save_at_border()
 
@@ -231,6 +234,7 @@ class Trainer:
                 self._evaluate_anytime(batch.num_images)
                 self._save_if_due()
             self._finish_epoch(active)
+        # A phase without epochs must not measure BatchNorm's statistics anew.
         if active.average is not None and active.num_epochs > 0:
             self._use_average(active, active.average)
         self.meter.add_phase(active.optimizer.telemetry, active.flops)
@@ -238,12 +242,15 @@ class Trainer:
 
     def start_phase(self, task: Task, phase: Phase) -> ActivePhase:
         """Return what a phase trains with, in the state of the checkpoint if one was taken within it."""
+        # 1 +: NumPy pads short keys with zeros, so phase 0 would repeat the random numbers of `start_task`.
         self._seed(Part.START, task.index, 1 + self.position.phase)
         if not self._phase_state:  # else the checkpoint holds what it has made
             self.method.start_phase(task, phase, self.extract)
             self.runtime.share_state(self.method)
         self.method.enter_phase(task, phase)
+        # A new optimizer for each phase, as the toolboxes make one for each task: no momentum is carried over.
         optimizer = self._make_optimizer(task, self.method.param_groups(task, phase))
+        # After enter_phase: DDP registers the parameters that require gradients at the time it wraps them.
         model, scaler = self.runtime.wrap(self.method.network), self.runtime.make_scaler()
         objective = Objective(self.method, model, self.runtime, scaler, self.train.accumulate)
         loader = self.train_loader(task, phase)
@@ -305,6 +312,7 @@ class Trainer:
         at, objective = self.position, active.objective
         with self.meter.training(), fresh_batchnorm(self.method.network) as has_statistics:
             if has_statistics:
+                # One epoch behind the last: an order and random numbers that no step has used.
                 for step, fresh in enumerate(active.loader.epoch(active.num_epochs)):
                     batch = active.with_replay(fresh, active.num_epochs, step)
                     self._seed(Part.STEP, at.task, at.phase, active.num_epochs, step, self.runtime.rank)
@@ -431,6 +439,7 @@ class Trainer:
             if at.phase < len(phases):
                 phase = phases[at.phase]
                 last_step = len(self.train_loader(task, phase))
+                # A checkpoint after the last step of an epoch is taken before the epoch is counted, hence <=.
                 is_in_phase = 0 <= at.epoch < self.num_epochs(task, phase) and 0 < at.step <= last_step
         is_at_border = at.epoch == at.step == 0 and 0 <= at.phase <= (len(phases) if self.is_grown else 0)
         if not (is_in_phase if self._phase_state else is_at_border):

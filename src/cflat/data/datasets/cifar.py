@@ -20,6 +20,7 @@ def load_cifar(source: Source) -> Dataset:
     place = source.find()
     if place.suffix == ".npz":
         return load_npz(replace(source, path=place))
+    # The parent: torchvision adds the name of its folder.
     train, names = _read_split(source, place.parent, train=True)
     test, _ = _read_split(source, place.parent, train=False)
     return Dataset(source.spec.name, train, test, names)

@@ -21,6 +21,7 @@ def _load(name: str, turns: tuple[str, ...] = ()) -> Dataset:
     from sklearn.datasets import load_digits as load
 
     raw = load()
+    # scikit-learn's values are 0 to 16.
     pixels = np.rint(raw.images * (255 / 16)).astype(np.uint8)
     labels = np.asarray(raw.target, dtype=np.int64)
     place = np.zeros_like(labels)  # of each image among those of its class

@@ -100,6 +100,7 @@ def load_domainnet(source: Source) -> Dataset:
 def with_t_shirt(domain: DomainLists) -> DomainLists:
     """Give the painting domain a training image of the class that its official train list lacks."""
     lacking = all(entry.label != LONE_T_SHIRT.label for entry in domain.train)
+    # Lists in which it was moved already are left alone.
     if domain.name != "painting" or not lacking or LONE_T_SHIRT not in domain.test:
         return domain
     test = [entry for entry in domain.test if entry != LONE_T_SHIRT]

@@ -68,6 +68,7 @@ def build_domain_dataset(source: Source, root: Path, domains: Sequence[DomainLis
     class_names = (folders.get(label, set()) for label in range(count))
 
     def pool(lists: Sequence[Sequence[Entry]]) -> ImageSet:
+        # Of no entries, zip makes nothing that could be taken apart.
         paths, labels = zip(*(entry for part in lists for entry in part), strict=True) if any(lists) else ((), ())
         return source.images(root, paths, labels, [domain for domain, part in enumerate(lists) for _ in part])
 
@@ -91,7 +92,9 @@ def _read_list(path: Path, report: Report) -> list[Entry]:
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
+        # From the right: paths may contain blanks.
         image, _, label = line.strip().rpartition(" ")
+        # isdigit() would let superscripts pass, and int() raises an error of its own for these and above 4300 digits.
         if not image or not label.isdecimal() or len(label) > MAX_DIGITS:
             report(f"{path}, line {number}: expected 'path label' with a label from 0, got {line!r:.200}.")
         elif _leaves_root(image):
@@ -102,5 +105,6 @@ def _read_list(path: Path, report: Report) -> list[Entry]:
 
 
 def _leaves_root(path: str) -> bool:
+    # On Windows backslashes separate and drive letters leave the root; lists are checked alike on every system.
     parts = PurePosixPath(path.replace("\\", "/"))
     return parts.is_absolute() or ".." in parts.parts or not parts.parts or ":" in parts.parts[0]

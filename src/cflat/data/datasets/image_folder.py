@@ -72,6 +72,7 @@ def class_folders(folder: Path, report: Report) -> list[str]:
 def image_files(folder: Path, report: Report) -> Iterator[Path]:
     """Yield the images below a folder in alphabetical order; links to folders are not entered."""
     for entry in _entries(folder, report):
+        # A link may lead back up, and the walk would not end.
         if entry.is_dir(follow_symlinks=False):
             yield from image_files(Path(entry.path), report)
         elif Path(entry.name).suffix.lower() in SUFFIXES:
@@ -84,6 +85,7 @@ def image_files(folder: Path, report: Report) -> Iterator[Path]:
 def _entries(folder: Path, report: Report) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as entries:
+            # The order of scandir is the file system's; labels and row numbers follow this one on every machine.
             return sorted(entries, key=lambda entry: entry.name)
     except OSError as error:
         report(f"Cannot read folder {str(folder)!r}: {error.strerror}; check its permissions.")

@@ -129,12 +129,14 @@ def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) 
             f"Array {name!r} of {str(path)!r} holds Python objects, which are never unpickled;"
             " save it as a plain array, for example names.astype(str)."
         )
+    # NumPy allocates what a header promises before it reads anything.
     if math.prod(shape) * dtype.itemsize > member.file_size:
         raise DataError(
             f"The header of {name!r} in {str(path)!r} promises {dtype} of shape {shape}, the file holds"
             f" {member.file_size} bytes; write it again with np.savez."
         )
     with archive.open(member) as file:
+        # Opened again: read_array begins at the header.
         array: npt.NDArray[np.generic] = np.lib.format.read_array(file, allow_pickle=False)
     return array
 
@@ -146,6 +148,7 @@ def _integers(arrays: Arrays, name: str, count: int, path: Path) -> npt.NDArray[
             f"{name} of {str(path)!r} must be {count} whole numbers, one per image;"
             f" got {array.dtype} of shape {array.shape}."
         )
+    # astype would wrap a large uint64 around to a negative label.
     if array.size and int(array.max()) > LARGEST_LABEL:
         raise DataError(
             f"{name} of {str(path)!r} holds {int(array.max())}, which is too large for a label or a domain."

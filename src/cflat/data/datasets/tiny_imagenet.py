@@ -52,6 +52,7 @@ def _annotated(source: Source, root: Path, file: Path, label_of: dict[str, int])
     for number, line in enumerate(_lines(file), start=1):
         name, _, rest = line.partition("\t")
         wnid = rest.partition("\t")[0]
+        # A name with a folder in it could lead out of val/images.
         if wnid not in label_of or Path(name).name != name:
             source.report(f"{file}, line {number}: expected a file name, a tab and a known wnid, got {line!r:.80}.")
             continue
