@@ -1,13 +1,11 @@
 """What L2P and DualPrompt have in common: constants once per step, queries once per run, two honest names."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch.nn import functional
 
 from cflat.data import BatchLoader, build_stream
-from cflat.methods import _prompting, create_method, get_method_spec
+from cflat.methods import create_method, get_method_spec
 from cflat.methods.dualprompt import DualPromptConfig
 from cflat.methods.l2p import L2PConfig
 from cflat.nn import vit
@@ -141,32 +139,6 @@ def test_queries_of_test_images_are_computed_once_per_run(name):
     assert len(passes) - num_first == num_first - 1
     assert torch.equal(first["instancewise"], second["instancewise"][:, :-1])
     assert len(method.queries) == len(batch)
-
-
-@pytest.mark.parametrize("change", [lambda images: images.flip(-1), lambda images: images.flip(-2), torch.zeros_like])
-def test_equal_rows_of_different_images_do_not_share_queries(change):
-    """Also where the same pixels stand in other places: somebody asks about an image, then about its mirror image."""
-    method, stream = begun("l2p")
-    method.eval()
-    batch = batch_of(stream.tasks[0].test)
-    other = replace(batch, images=change(batch.images))
-    with torch.no_grad():
-        method.predict(batch)
-        answers = method.predict(other)
-        assert len(method.queries) == 2 * len(batch)
-        method.queries.clear()
-        assert torch.equal(answers["instancewise"], method.predict(other)["instancewise"])
-
-
-def test_queries_of_ever_new_images_do_not_fill_the_memory(monkeypatch):
-    method, stream = begun("l2p")
-    method.eval()
-    batch = batch_of(stream.tasks[0].test)
-    monkeypatch.setattr(_prompting, "_MAX_QUERIES", 2 * len(batch))
-    with torch.no_grad():
-        answers = [method.predict(replace(batch, images=batch.images + shift)) for shift in (0.0, 0.1, 0.2, 0.3, 0.0)]
-    assert len(method.queries) <= 2 * len(batch)
-    assert torch.equal(answers[0]["instancewise"], answers[-1]["instancewise"])
 
 
 @pytest.mark.parametrize("config", [L2PConfig(pool_size=2, top_k=1), DualPromptConfig(pool_size=2)], ids=METHODS)

@@ -8,6 +8,7 @@ from torch.nn import functional
 from cflat._settings import Count, Fraction, NotNegative, settings_class
 from cflat.data import Batch, Task
 from cflat.methods import Loss, Method, Phase, StreamInfo
+from cflat.methods._feature_cache import FeatureCache
 from cflat.nn import AdapterSet, Backbone, CosineHead, freeze
 from cflat.nn.blocks import inside
 from cflat.nn.vit import attend, embed, mix, num_read, pool, run_blocks, vit_of
@@ -86,6 +87,10 @@ class AdaptedMethod(Method):
 
 class FirstTaskAdapted(AdaptedMethod):
     """Train adapters in the first task and never again."""
+
+    def __init__(self, config: AdapterConfig, backbone: Backbone, info: StreamInfo) -> None:
+        super().__init__(config, backbone, info)
+        self.cache = FeatureCache(self.network)
 
     def grow(self, task: Task) -> None:
         """Give the first task its head."""

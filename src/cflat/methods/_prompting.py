@@ -9,19 +9,16 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import Any, Generic, TypeVar
 
-import torch
 from torch import Tensor, nn
 
 from cflat._settings import Count, NotNegative, settings_class
 from cflat.data import Batch, Task
 from cflat.methods import Loss, Method, StreamInfo
 from cflat.methods._classifier import classify
+from cflat.methods._feature_cache import FeatureCache
 from cflat.nn import Backbone, LinearHead, PrefixPrompts, PromptPool, freeze, vit
 
 Prompts = TypeVar("Prompts", bound=PromptPool | PrefixPrompts)
-
-_MAX_QUERIES = 100_000
-"""Of images whose queries are kept: 300 MB with a ViT-B."""
 
 
 @settings_class
@@ -77,8 +74,7 @@ class PromptMethod(Method):
         self.network = network
         self.pull = config.pull
         self.classes = range(0)
-        # No buffer: checkpoints need not hold what can be computed again.
-        self.queries: dict[tuple[int, float], Tensor] = {}
+        self.queries = FeatureCache(network.backbone)
 
     @abstractmethod
     def training_ids(self, query: Tensor) -> Tensor:
@@ -107,7 +103,7 @@ class PromptMethod(Method):
     def predict(self, batch: Batch) -> dict[str, Tensor]:
         """Return logits with prompts that each image chose for itself, and with those that the batch voted for."""
         tokens = self.network.tokens(batch.images)
-        query = self._query_once(batch, tokens)
+        query = self.queries(batch, lambda: self.network.query(tokens))
         own, voted = (self.test_ids(query, batchwise=batchwise) for batchwise in (False, True))
         batchwise = self.network(tokens, query, voted)[0]
         instancewise = batchwise.clone()
@@ -117,20 +113,3 @@ class PromptMethod(Method):
         if is_outvoted.any():
             instancewise[is_outvoted] = self.network(tokens[is_outvoted], query[is_outvoted], own[is_outvoted])[0]
         return {"instancewise": instancewise, "batchwise": batchwise}
-
-    def _query_once(self, batch: Batch, tokens: Tensor) -> Tensor:
-        """Return the queries of test images, kept over the run; no part of checkpoints, they can be computed again.
-
-        The key is the row and a weighted sum of the pixels: equal rows of two splits, or other transforms, never get
-        each other's queries. The weights differ by place, which separates an image from its mirror image.
-        """
-        pixels = batch.images.flatten(1)
-        places = torch.linspace(1, 2, pixels.shape[1], device=pixels.device)
-        sums = (pixels * places).sum(dim=1, dtype=torch.float64)
-        keys = list(zip(batch.rows.tolist(), sums.tolist(), strict=True))
-        # Test batches are the same after every task: either all of their images are known or none.
-        if not all(key in self.queries for key in keys):
-            if len(self.queries) + len(keys) > _MAX_QUERIES:
-                self.queries.clear()  # someone classifies ever new images: a stream's test images fit
-            self.queries.update(zip(keys, self.network.query(tokens), strict=True))
-        return torch.stack([self.queries[key] for key in keys])

@@ -45,7 +45,7 @@ class APER(FirstTaskAdapted):
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
         """Return the cosines with all class means."""
-        return {"logits": self.means(self.features(batch.images))}
+        return {"logits": self.means(self.cache(batch, lambda: self.features(batch.images)))}
 
     def features(self, images: Tensor) -> Tensor:
         """Return plain and adapted features side by side, (B, 2 D)."""

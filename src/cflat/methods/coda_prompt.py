@@ -13,6 +13,7 @@ from torch.nn import functional
 from cflat._settings import Count, CountOrZero, NotNegative, settings_class
 from cflat.data import Batch, Task
 from cflat.methods import Loss, Method, StreamInfo, register_method
+from cflat.methods._feature_cache import FeatureCache
 from cflat.nn import Backbone, LinearHead, PromptComponents, freeze, vit
 
 
@@ -48,6 +49,7 @@ class CODAPrompt(Method):
         self.config = config
         components = PromptComponents(backbone, length=config.length, layers=config.layers)
         self.network = ComponentViT(backbone, components)
+        self.queries = FeatureCache(self.network.backbone)
         self.classes = range(0)
 
     def grow(self, task: Task) -> None:
@@ -73,7 +75,8 @@ class CODAPrompt(Method):
     def predict(self, batch: Batch) -> dict[str, Tensor]:
         """Return logits with the mixture of all components."""
         tokens = self.network.tokens(batch.images)
-        return {"logits": self.network(tokens, self.network.query(tokens))}
+        query = self.queries(batch, lambda: self.network.query(tokens))
+        return {"logits": self.network(tokens, query)}
 
 
 class ComponentViT(nn.Module):

@@ -77,4 +77,5 @@ class RanPAC(FirstTaskAdapted):
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
         """Return the regression scores of all seen classes."""
-        return {"logits": self.ridge(self.network.features(batch.images))}
+        features = self.cache(batch, lambda: self.network.features(batch.images))
+        return {"logits": self.ridge(features)}

@@ -8,6 +8,7 @@ from torch import Tensor
 from cflat._settings import settings_class
 from cflat.data import Batch, Task
 from cflat.methods import Extract, Method, Phase, StreamInfo, register_method
+from cflat.methods._feature_cache import FeatureCache
 from cflat.nn import Backbone, NearestMeanHead, freeze
 
 
@@ -33,6 +34,7 @@ class SimpleCIL(Method):
         super().__init__(info)
         self.config = config
         self.network = freeze(backbone)
+        self.cache = FeatureCache(self.network)
         self.means = NearestMeanHead(backbone.feature_dim)
 
     def grow(self, task: Task) -> None:
@@ -50,4 +52,4 @@ class SimpleCIL(Method):
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
         """Return the cosines with all class means."""
-        return {"logits": self.means(self.network(batch.images))}
+        return {"logits": self.means(self.cache(batch, lambda: self.network(batch.images)))}
