@@ -43,6 +43,7 @@ from benchmarks.study.ledger import ROOT, Ledger, Line, definition_hash, frozen
 from benchmarks.study.worker import unit_seconds
 
 from cflat._files import write_atomic
+from cflat.paper.exhibits import load_exhibit
 
 RESULTS = ROOT / "docs" / "results"
 README_ROWS = ("sgd", "qhm_average", "sam", "c_flat", "turbo", "forecast", "plain_rate_x4")
@@ -282,9 +283,9 @@ def _stream_parts(stream: str, lines: Sequence[Line], ledger: Ledger) -> Iterato
     if finals:
         yield _condition(finals, block.reference)
         yield _row_table(stream, finals, ledger)
-        if stream in PAPERS:
-            yield f"In the paper ({PAPERS[stream][0]}):"
-            yield table([["row", "Avg", "Last", "speed, % of plain"], *PAPERS[stream][1]])
+        exhibit = STREAMS[stream].exhibit
+        if exhibit is not None:
+            yield from _paper_parts(exhibit)
     elif block.trials:
         yield f"No final run yet; {_tuning_progress(stream, lines)}"
     else:
@@ -374,37 +375,32 @@ def _chosen(choice) -> str:
     return f"{choice.settings.lr:g}{radius}{'*' if choice.is_at_edge else ''}"
 
 
-PAPERS: dict[str, tuple[str, list[list[str]]]] = {
-    "ease": (
-        "table 3: ViT-B/16 at 224 px, 500 images per class",
-        [
-            ["plain", "91.16 ± 0.71", "87.49 ± 0.32", "100"],
-            ["SAM", "91.36 ± 0.82", "87.61 ± 0.27", "52.0"],
-            ["LookSAM", "90.89 ± 0.86", "86.99 ± 0.28", "79.6"],
-            ["C-Flat", "91.60 ± 1.18", "87.69 ± 0.50", "26.5"],
-            ["C-Flat Turbo", "91.75 ± 0.80", "87.74 ± 0.20", "61.6"],
-        ],
-    ),
-    "l2p": (
-        "table 3: ViT-B/16 at 224 px, 500 images per class",
-        [
-            ["plain", "87.92 ± 1.30", "83.66 ± 1.49", "100"],
-            ["SAM", "88.18 ± 1.39", "83.84 ± 1.39", "51.3"],
-            ["LookSAM", "88.35 ± 1.39", "83.80 ± 1.20", "80.5"],
-            ["C-Flat", "88.62 ± 0.88", "84.04 ± 0.60", "26.0"],
-            ["C-Flat Turbo", "89.57 ± 0.36", "84.48 ± 0.09", "59.4"],
-        ],
-    ),
-    "duct": (
-        "table 9: ViT-B/16 on DomainNet, 6 domains of 345 classes",
-        [
-            ["plain", "67.35", "68.63", "-"],
-            ["C-Flat", "67.81", "69.41", "-"],
-            ["C-Flat Turbo", "67.98", "69.50", "-"],
-        ],
-    ),
+PAPER_SCALES = {
+    "table3": "table 3: ViT-B/16 at 224 px, 500 images per class",
+    "table9": "table 9: ViT-B/16 on DomainNet, 6 domains of 345 classes",
 }
-"""The paper's numbers for the streams of block P."""
+
+
+def _paper_parts(exhibit: tuple[str, str]) -> Iterator[str | Sequence[str]]:
+    """Yield the numbers that the paper has for a stream of block P."""
+    name, column_name = exhibit
+    table_of_paper = load_exhibit(name)
+    index = [column.name for column in table_of_paper.columns].index(column_name)
+    metrics = table_of_paper.columns[index].metrics
+    last = "last" if "last" in metrics else metrics[-2]  # table 9 has a stage after each domain, then Avg
+    published = {
+        line.name: dict(zip(metrics, line.published[index], strict=True))
+        for line in table_of_paper.rows
+        if line.published
+    }
+    speed = published["plain"].get("images_per_second")
+    rows: list[list[object]] = [["row", "Avg", "Last", "speed, % of plain"]]
+    for line, numbers in published.items():
+        own = numbers.get("images_per_second")
+        fraction = f"{100 * own.mean / speed.mean:.1f}" if own and speed else "-"
+        rows.append([line.removeprefix("+"), *(numbers[metric].text() for metric in ("avg", last)), fraction])
+    yield f"In the paper ({PAPER_SCALES[name]}):"
+    yield table(rows)
 
 
 # -- claims -----------------------------------------------------------------------------------------------------
