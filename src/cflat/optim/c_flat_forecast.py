@@ -56,8 +56,8 @@ ALONG, ACROSS, PHI = (-0.9, 2.0), (-1.0, 1.0), (-2.0, 10.0)
     title="C-Flat Forecast",
     summary="ours: C-Flat's increment forecast, checked out of sample, within an evaluation budget",
     evaluations="1.3, or as set",
-    held=4,
-    kept=1,
+    peak_buffers=4,
+    persistent_buffers=1,
     paper="none: an approximation of C-Flat by this library",
 )
 class CFlatForecast(FlatnessAware):

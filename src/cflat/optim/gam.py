@@ -25,7 +25,7 @@ from cflat.optim.engine import (
     has_own_radius=True,
     summary="first-order flatness: small gradient norm within rho",
     evaluations="4",
-    held=3,
+    peak_buffers=3,
     paper="Gradient Norm Aware Minimization Seeks First-Order Flatness (2023)",
 )
 class GAM(SharpnessAware):

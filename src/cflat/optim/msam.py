@@ -29,7 +29,7 @@ from cflat.optim.qhm import QHM
     has_own_radius=True,
     summary="gradient at a point ahead along the momentum",
     evaluations="1",
-    kept=1,
+    persistent_buffers=1,
     paper="Momentum-SAM: Sharpness Aware Minimization without Computational Overhead (2024)",
 )
 class MSAM(SharpnessAware):

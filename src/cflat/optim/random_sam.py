@@ -32,7 +32,7 @@ from cflat.optim.engine import (
     has_own_radius=True,
     summary="gradient at a random point, scaled by filter norms",
     evaluations="1",
-    held=1,
+    peak_buffers=1,
     paper="Flat-LoRA: Low-Rank Adaptation over a Flat Loss Landscape (2025)",
 )
 class RandomSAM(SharpnessAware):
