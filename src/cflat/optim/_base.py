@@ -210,7 +210,8 @@ class SharpnessAware(Wrapper):
     ) -> Any:
         """Take one step and return what the closure returned in its first evaluation.
 
-        That is the loss at the weights where the step begins, except with `MSAM`.
+        That is the loss at the weights where the step begins, except with `MSAM`, `AsyncSAM` and `RandomSAM`: they
+        evaluate at perturbed weights only.
 
         Directly after a loop over `passes`, which has stepped already, ``step()`` does nothing: trainers that call it
         after every batch need no change.
@@ -311,10 +312,17 @@ class SharpnessAware(Wrapper):
     def state_dict(self) -> dict[str, Any]:
         """Return the complete state: torch's ``state`` and ``param_groups``, which are the base's, and ``wrapper``.
 
-        Loads with ``weights_only=True``.
+        Loads with ``weights_only=True``. Hooks that were registered on this optimizer see this dict, as in torch; those
+        of the base see the base's.
         """
         self.discard_step()
-        return {**self.base.state_dict(), "wrapper": self._own_state()}
+        for before in self._optimizer_state_dict_pre_hooks.values():
+            before(self)
+        state = {**self.base.state_dict(), "wrapper": self._own_state()}
+        for after in self._optimizer_state_dict_post_hooks.values():
+            replaced = after(self, state)
+            state = state if replaced is None else replaced
+        return state
 
     def _own_state(self) -> dict[str, Any]:
         params = self.all_params()
@@ -331,6 +339,10 @@ class SharpnessAware(Wrapper):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over what `state_dict` returned; what does not fit raises ValueError and changes nothing."""
         self.discard_step()
+        state_dict = state_dict.copy()  # shallow, as in torch: a hook may change it
+        for before in self._optimizer_load_state_dict_pre_hooks.values():
+            replaced = before(self, state_dict)
+            state_dict = state_dict if replaced is None else replaced
         if "wrapper" not in state_dict:
             raise ValueError(
                 f"This is not a state of {type(self).__name__}: expected the keys 'state', 'param_groups' and "
@@ -354,6 +366,8 @@ class SharpnessAware(Wrapper):
         self.telemetry.load(wrapper["telemetry"])
         for name in {*self._memories, *memories}:
             self.memory(name).become(memories.get(name, DirectionMemory()))
+        for after in self._optimizer_load_state_dict_post_hooks.values():
+            after(self)
 
     def __getstate__(self) -> dict[str, Any]:
         self.discard_step()

@@ -71,7 +71,7 @@ class MSAM(SharpnessAware):
         if params:
             weights.choose(params)
             weights.jump(v, -self.rho)
-        g = yield "g"
+        g = yield "g_s" if params else "g"
         v = memory.recall_or_zero(weights.params, like=g)
         decays = self._decays(weights.params)
         if any(decays):  # the base will add decay * theta to what is returned
