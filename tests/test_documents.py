@@ -77,10 +77,10 @@ def test_the_site_reads_from_the_sources_what_the_registries_say(monkeypatch):
     assert set(found["method"]) == set(list_methods())
     for name, own in found["optimizer"].items():
         spec = cflat.optim.get_optimizer_spec(name)
-        assert (own["class"], own["evaluations"], own.get("kept", 0)) == (
+        assert (own["class"], own["evaluations"], own.get("persistent_buffers", 0)) == (
             spec.cls.__name__,
             spec.evaluations,
-            spec.kept,
+            spec.persistent_buffers,
         )
     for name in found["method"]:
         text = site["facts"]("method", name)

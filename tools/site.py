@@ -113,7 +113,7 @@ def facts(kind: str, name: str) -> str:
     rows = {"name": f"`{name}`", "class": f"`cflat.{'methods.' if kind == 'method' else ''}{own['class']}`"}
     if kind == "optimizer":
         rows["evaluations per step"] = own["evaluations"]
-        kept = own.get("kept", 0)
+        kept = own.get("persistent_buffers", 0)
         rows["kept between steps"] = f"{kept or 'no'} gradient-sized buffer{'' if kept == 1 else 's'}"
     else:
         rows["streams"] = ", ".join(own.get("scenarios", ("class", "task")))

@@ -35,8 +35,11 @@ MARKED = re.compile(r"(<!-- begin: (\w+) -->\n).*?(<!-- end: \2 -->)", flags=re.
 def optimizers() -> Rows:
     """Return what each optimizer costs, the cheapest first."""
     specs = [get_optimizer_spec(name) for name in list_optimizers()]
-    specs.sort(key=lambda spec: (spec.held, spec.name))
-    rows = [[_link(s.name), f"`{s.cls.__name__}`", s.summary, s.evaluations, s.held, s.kept] for s in specs]
+    specs.sort(key=lambda spec: (spec.peak_buffers, spec.name))
+    rows = [
+        [_link(s.name), f"`{s.cls.__name__}`", s.summary, s.evaluations, s.peak_buffers, s.persistent_buffers]
+        for s in specs
+    ]
     return [["name", "class", "what it does", "evaluations per step", "peak", "persistent"], *rows]
 
 

@@ -49,6 +49,18 @@ def test_what_is_not_finite_has_no_flatness() -> None:
     assert math.isnan(found.eigenvalue)
 
 
+def test_it_costs_three_forward_passes_and_what_the_products_cost() -> None:
+    theta = torch.ones(2, requires_grad=True)
+    calls = []
+
+    def loss() -> torch.Tensor:
+        calls.append(1)
+        return (theta**3).sum()
+
+    measure_flatness(loss, [theta], products=7)
+    assert len(calls) == 3
+
+
 @pytest.mark.parametrize("method", ["icarl", "simplecil"])
 def test_measuring_changes_no_bit_of_a_run(method: str, tmp_path: Path) -> None:
     shared = {"method": method, "data": "digits", "preset": "smoke", "optimizer": "sam"}

@@ -59,7 +59,6 @@ def test_products_are_those_of_the_dense_hessian():
         image = hessian(vector)
         torch.testing.assert_close(torch.cat([v.reshape(-1) for v in image]), expected, rtol=0, atol=1e-12)
     assert all(param.grad is None for param in params)
-    assert hessian.value == net_loss(model, x, y)().item()
 
 
 @pytest.mark.parametrize("which", ["largest", "smallest", "magnitude"])

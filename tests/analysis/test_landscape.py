@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -173,3 +175,12 @@ def test_weights_of_another_shape_are_refused():
         line(lambda: x.sum(), [x], [], [0.0])
     with pytest.raises(ValueError, match="points must be a whole number and at least 3"):
         connect(lambda: x.sum(), [x], [x], [x], points=2)
+
+
+@pytest.mark.parametrize("place", [0.0, 0.5, 1.0])
+def test_a_path_with_nan_has_no_barrier_to_report(place):
+    x = parameter(0.0)
+    found = connect(
+        lambda: (x * (math.nan if x.item() == place else 1.0)).sum(), [x], [torch.zeros(1)], [torch.ones(1)]
+    )
+    assert math.isnan(found.barrier)

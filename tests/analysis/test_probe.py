@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cflat.analysis.probe import Probe, _judge, probe
+from cflat.analysis.probe import Probe, _judge, _judge_surrogates, probe
 
 LAM = 0.3
 
@@ -150,6 +150,34 @@ def test_infinite_and_zero_gradients_are_passed_over():
     assert not watched.look(infinite)
     with pytest.raises(ValueError, match="no step with a finite gradient"):
         watched.result()
+
+
+@pytest.mark.parametrize(("radii", "suggested"), [([1.0, 0.4], 0.4), ([1.0], None)])
+def test_a_radius_at_which_c_flat_is_never_finite_is_too_large(radii, suggested):
+    place = torch.tensor([1.0, 0.5], dtype=torch.float64, requires_grad=True)
+    watched = Probe([place], radii=radii)
+
+    def closure() -> Tensor:
+        wall = math.inf if (place.detach() - torch.tensor([1.0, 0.5])).norm() > 0.9 else 1.0
+        loss = wall * (place * torch.tensor([1.0, 9.0]) * place).sum() + 9 * place[0]
+        loss.backward()
+        return loss
+
+    assert watched.look(closure)
+    found = watched.result()
+    assert found.verdict.startswith("At rho = 1 exact C-Flat met Inf or NaN in every step: this radius is too large.")
+    assert found.suggested_rho == suggested
+    assert {row.rho for row in found.rows} == set(radii) - {1.0}
+    assert found.remarks == []
+
+
+def test_without_a_forecast_to_compare_there_is_no_remark():
+    model = make_model()
+    rows = probe(
+        model, loss_of, make_batches(2), torch.optim.SGD(model.parameters(), lr=0.1), steps=2, radii=[0.1]
+    ).rows
+    assert "What Forecast adds" in _judge_surrogates(rows)
+    assert _judge_surrogates([row for row in rows if row.optimizer != "Forecast"]) == ""
 
 
 @pytest.mark.parametrize(

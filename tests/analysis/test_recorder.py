@@ -180,6 +180,32 @@ def test_steps_that_were_not_taken_are_not_recorded():
     assert len(recorder.records) == 1
 
 
+def test_gradients_of_a_discarded_step_are_not_taken_for_those_of_the_next():
+    model = make_model()
+    optimizer, recorder = make_c_flat(model), GradientRecorder(every=2, lag=2)
+    recorder.attach(optimizer)
+    optimizer.step(closure_of(model, 0))
+    calls = iter(range(100))
+    with pytest.raises(RuntimeError, match="stop"):  # in the second evaluation of a step that is to be recorded
+        optimizer.step(lambda: closure_of(model, 1)() if next(calls) == 0 else _raise())
+    optimizer.start_task(1)
+    optimizer.step(closure_of(model, 2))
+    assert recorder.records == []
+    optimizer.step(closure_of(model, 3))
+    assert [(record.task, record.step) for record in recorder.records] == [(1, 1)]
+
+
+@pytest.mark.parametrize("returned", [lambda loss: (loss, [loss]), lambda loss: torch.stack([loss, loss]), str])
+def test_a_closure_that_returns_no_number_is_recorded_without_a_loss(returned):
+    model = make_model()
+    optimizer, recorder = make_c_flat(model), GradientRecorder(every=1, lag=1)
+    recorder.attach(optimizer)
+    optimizer.step(lambda: returned(closure_of(model, 0)().detach()))
+    assert optimizer.telemetry.steps == 1
+    assert [(record.loss, record.sharpness) for record in recorder.records] == [(None, None)]
+    assert recorder.records[0].norms["g_f"] > 0
+
+
 def _spoil(model: nn.Module, loss: Tensor) -> Tensor:
     next(model.parameters()).grad.fill_(float("inf"))
     return loss

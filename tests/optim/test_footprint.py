@@ -235,9 +235,9 @@ def test_few_gradient_sized_buffers_are_held(name, guarded):
             most = max(most, (_live_bytes() - idle) / size)
             evaluate()
         optimizer.zero_grad()
-        assert round((_live_bytes() - idle) / size) <= spec.kept
-    assert round((_live_bytes() - idle) / size) == spec.kept
-    assert round(most) <= spec.held
+        assert round((_live_bytes() - idle) / size) <= spec.persistent_buffers
+    assert round((_live_bytes() - idle) / size) == spec.persistent_buffers
+    assert round(most) <= spec.peak_buffers
     optimizer.start_task(1)
     assert round((_live_bytes() - idle) / size) == 0
 

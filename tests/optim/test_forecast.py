@@ -165,3 +165,12 @@ def test_low_precision_and_a_small_radius_do_no_harm(rho: float) -> None:
     train(cflat.Plain(BASES["sgd"](plain)), plain, MLP, 60)
     assert flat_weights(model).norm() < 2 * flat_weights(plain).norm()
     assert -1 <= optimizer.means["phi"] <= 2
+
+
+def test_the_weight_of_the_flatness_term_may_be_that_of_groups_alone() -> None:
+    (model, common), twin = forecast(lam=0.2), MLP.model()
+    groups = [{"params": list(twin.parameters()), "lam": 0.2}]
+    own = cflat.CFlatForecast(torch.optim.SGD(groups, lr=0.1, momentum=0.9), model=twin, lam=0.0)
+    for net, optimizer in ((model, common), (twin, own)):
+        optimizer.step(closure_of(net, MLP.batch(0)))
+    assert own.means["phi"] == pytest.approx(common.means["phi"], rel=1e-9) != 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from faults import DOORS, EVERY, Run, differences, walk
 
@@ -133,3 +134,38 @@ def test_no_hook_of_ours_stays_on_the_base():
     run = Run(EVERY[1])
     run.train(0)
     assert not run.base._optimizer_step_post_hooks
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_global_hooks_run_for_the_wrapper_and_its_base(door):
+    run = Run(EVERY[1])
+    calls = []
+    run.optimizer.register_step_pre_hook(lambda *_: calls.append("own pre"))
+    run.optimizer.register_step_post_hook(lambda *_: calls.append("own post"))
+    handles = [
+        register_optimizer_step_pre_hook(lambda opt, args, kwargs: calls.append(("pre", opt))),
+        register_optimizer_step_post_hook(lambda opt, args, kwargs: calls.append(("post", opt))),
+    ]
+    try:
+        walk(door, run.optimizer, run.closure(0))
+    finally:
+        for handle in handles:
+            handle.remove()
+    inner = [("pre", run.base), ("post", run.base)]
+    assert calls == [("pre", run.optimizer), "own pre", *inner, "own post", ("post", run.optimizer)]
+
+
+@pytest.mark.parametrize("row", EVERY, ids=str)
+def test_only_gradients_at_theta_are_called_g(row):
+    run = Run(row)
+    names, are_at_theta = [], []
+    run.optimizer.register_gradient_hook(lambda evaluation: names.append(evaluation.name))
+    for step in range(3):
+        theta = [param.detach().clone() for param in run.model.parameters()]
+
+        def closure(step=step, theta=theta):
+            are_at_theta.append(all(map(torch.equal, run.model.parameters(), theta)))
+            return run.closure(step)()
+
+        run.optimizer.step(closure)
+    assert [name == "g" for name in names] == are_at_theta

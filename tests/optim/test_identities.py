@@ -256,7 +256,7 @@ def test_coin_of_ss_sam_is_fair_and_does_not_depend_on_the_data() -> None:
     assert counts_of(case("ss_sam").but(p=0.3, seed=1), 50) != first[:50]
 
 
-# -- a step that is given up ---------------------------------------------------------------------------------
+# -- a step that is discarded ---------------------------------------------------------------------------------
 
 
 class GivenUp(Exception):

@@ -142,6 +142,55 @@ def test_between_micro_batches_the_weights_are_those_of_the_last_step(row):
     assert not differences(run.state(), state)
 
 
+@pytest.mark.parametrize("name", ["none", "c_flat", *AWAY])
+@pytest.mark.parametrize("fault", ["nan", "exception"])
+def test_an_accumulated_step_that_is_not_taken_leaves_no_trace_in_buffers(name, fault):
+    """Those of the micro-batches before the last included, which were evaluated before the step began."""
+    run = Run(case(name))
+    run.train(0, 1)
+    before = run.world()["model"]
+    pending = MicroBatches(run.optimizer)
+    if fault == "nan":
+        pending.accumulate(lambda inputs: run.model(inputs).sum().backward(), torch.full((8, 5), torch.nan))
+        pending.step(lambda step: _evaluate(run, step), 3)
+        assert run.optimizer.telemetry.nonfinite == 1
+    else:
+        pending.accumulate(lambda step: _evaluate(run, step), 2)
+        with pytest.raises(ZeroDivisionError):
+            pending.step(lambda step: (_evaluate(run, step), 1 / 0), 3)
+    assert not differences(run.world()["model"], before)
+    pending.accumulate(lambda step: _evaluate(run, step), 4)
+    pending.step(lambda step: _evaluate(run, step), 5)
+    assert run.model.norm.num_batches_tracked == before["norm.num_batches_tracked"] + 2
+
+
+@pytest.mark.parametrize("position", [0, 1])
+def test_a_micro_batch_that_raises_is_in_no_evaluation(position):
+    """A loop may catch an error (out of memory) and go on with the next micro-batch."""
+    whole, parts = Run(case("c_flat")), Run(case("c_flat"))
+    random = torch.get_rng_state()
+    whole.optimizer.step(lambda: _evaluate(whole, 0, 1))
+    expected = whole.world()
+    torch.set_rng_state(random)
+    pending = MicroBatches(parts.optimizer)
+    failures = []
+
+    def fail_once(step):
+        if not failures:
+            failures.append(step)
+            raise MemoryError
+        _evaluate(parts, step)
+
+    for index in range(2):
+        if index == position:
+            with pytest.raises(MemoryError):
+                pending.accumulate(fail_once, 7)
+        else:
+            pending.accumulate(lambda step: _evaluate(parts, step), 0)
+    pending.step(lambda step: _evaluate(parts, step), 1)
+    assert not differences(parts.world(), expected)
+
+
 def test_a_micro_batch_must_be_an_argument():
     """A function that looks a loop variable up would see the newest batch when it is called again."""
     pending = MicroBatches(Run(case("sam")).optimizer)

@@ -70,3 +70,13 @@ def test_the_radius_grows_along_half_a_cosine():
         own, whole = moves(growing, model, step=step)[0], moves(constant, model, step=step)[0]
         factors.append((own.norm() / whole.norm()).item())
     assert factors == pytest.approx([0, 0.146447, 0.5, 0.853553, 1, 1], abs=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (3, 0)])
+def test_a_weight_without_elements_is_left_alone(shape):
+    model = MLP.model()
+    params = [*model.parameters(), nn.Parameter(torch.zeros(shape, dtype=torch.float64))]
+    optimizer = cflat.RandomSAM(torch.optim.SGD(params, lr=0.1), rho=0.1)
+    optimizer.step(lambda: (closure_of(model, MLP.batch(0))(), params[-1].sum().backward()))
+    assert optimizer.telemetry.last["sharpness"] == "refreshed"
+    assert all(param.isfinite().all() for param in params)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch.nn import functional as F
 
+from cases import case
 from faults import DOORS, EVERY, Run, batch_of, differences, walk
 
 
@@ -37,7 +40,7 @@ class Static:
             "same object": lambda: buffer,
             "alias": lambda: buffer.detach(),
             "view": lambda: buffer.view_as(buffer),
-            "set": lambda: torch.empty(0).set_(buffer),
+            "set": lambda: torch.empty(0, dtype=buffer.dtype).set_(buffer),
         }[self.kind]()
 
 
@@ -69,3 +72,39 @@ def test_ordinary_gradients_are_not_copied(monkeypatch):
     )
     run.optimizer.step(closure)
     assert kept == seen
+
+
+def _complex_problem():
+    generator = torch.Generator().manual_seed(0)
+    matrix, start = (torch.randn(3, 3, generator=generator, dtype=torch.complex128) for _ in range(2))
+    param = torch.nn.Parameter(start)
+    optimizer = case("c_flat").make(torch.optim.SGD([param], lr=0.01))
+    return param, optimizer, lambda: (matrix @ param).abs().pow(3).sum()
+
+
+def _assign_gradient(param, loss, assign):
+    assign(param, torch.autograd.grad(loss(), param)[0])
+
+
+@pytest.mark.parametrize("kind", ["same object", "alias", "view", "set"])
+def test_static_buffers_of_complex_gradients_are_not_kept_as_they_are(kind):
+    ends = []
+    for assign in (lambda param, gradient: setattr(param, "grad", gradient.clone()), Static(kind)):
+        param, optimizer, loss = _complex_problem()
+        for _ in range(3):
+            optimizer.step(partial(_assign_gradient, param, loss, assign))
+        ends.append(param.detach().clone())
+    assert torch.equal(*ends)
+
+
+def test_ordinary_complex_gradients_are_not_copied():
+    param, optimizer, loss = _complex_problem()
+    seen, taken = [], []
+
+    def closure():
+        loss().backward()
+        seen.append(param.grad.data_ptr())
+
+    optimizer.register_gradient_hook(lambda evaluation: taken.append(evaluation.gradient.tensors[0].data_ptr()))
+    optimizer.step(closure)
+    assert taken == seen

@@ -223,3 +223,19 @@ def test_memories_follow_the_precision_of_the_model(name):
         run.optimizer.step(lambda x=inputs, y=labels: F.cross_entropy(run.model(x), y).backward())
     for content in run.state()["wrapper"]["memories"].values():
         assert {tensor.dtype for tensor in content["tensors"].values()} == {torch.float64}
+
+
+def test_hooks_on_the_wrapper_see_and_replace_its_state():
+    run, other = Run(EVERY[1]), Run(EVERY[1])
+    run.train(0, 1)
+    calls = []
+    run.optimizer.register_state_dict_pre_hook(lambda opt: calls.append(("save", opt)))
+    run.optimizer.register_state_dict_post_hook(lambda opt, state: {**state, "note": sorted(state)})
+    other.optimizer.register_load_state_dict_pre_hook(lambda opt, state: calls.append(state.pop("note")))
+    other.optimizer.register_load_state_dict_post_hook(lambda opt: calls.append((opt.task_step, opt)))
+    state = run.optimizer.state_dict()
+    assert calls == [("save", run.optimizer)]
+    other.optimizer.load_state_dict(state)
+    assert calls[1:] == [["param_groups", "state", "wrapper"], (2, other.optimizer)]
+    assert "note" in state  # the caller's dict is left alone
+    assert differences(other.state(), run.state()) == ["/note/0", "/note/1", "/note/2"]

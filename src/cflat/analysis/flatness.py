@@ -23,7 +23,7 @@ PRODUCTS = 12
 
 @dataclass(frozen=True)
 class Flatness:
-    """Small is flat; NaN where the loss is not finite, or not twice differentiable."""
+    """Small is flat; both are NaN where the gradient or the curvature is not finite."""
 
     sharpness: float
     """L(theta + rho * g / |g|) - L(theta)."""
@@ -43,7 +43,8 @@ def measure_flatness(
 ) -> Flatness:
     """Measure the sharpness term and the largest eigenvalue of the Hessian.
 
-    Costs two evaluations and ``products`` Hessian-vector products (each about two evaluations), and holds five vectors.
+    Costs three forward and two backward passes and ``products`` Hessian-vector products (each about two evaluations),
+    and holds five vectors. The loss must be twice differentiable.
 
     Args:
         loss: Returns the scalar loss of the present weights; no backward.

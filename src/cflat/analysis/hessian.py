@@ -53,7 +53,6 @@ class Hessian:
         gradients = torch.autograd.grad(
             value, self._params, create_graph=True, allow_unused=True, materialize_grads=True
         )
-        self.value = value.item()
         self.gradient = [gradient.detach() for gradient in gradients]
         # A gradient without a graph is constant: the loss is linear in that weight or does not reach it.
         self._curved = [(i, gradient) for i, gradient in enumerate(gradients) if gradient.requires_grad]

@@ -9,6 +9,7 @@ are put back bit for bit in every exit; and buffers of ``model``, if it is given
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
@@ -47,7 +48,7 @@ class Connection:
     """0 at the start, 1 at the end."""
     losses: list[float]
     barrier: float
-    """How far the loss rises above the linear interpolation of its ends, at most; 0 if it never does."""
+    """How far the loss rises above the linear interpolation of its ends, at most; 0 if never, NaN if a loss is."""
 
 
 def random_direction(params: Sequence[Tensor], *, seed: int, with_vectors: bool = False) -> list[Tensor]:
@@ -124,8 +125,10 @@ def connect(
             losses.append(point.value())
     # The ends lie on the straight line by definition, so only the points between them can rise above it.
     straight = ((1 - t) * losses[0] + t * losses[-1] for t in fractions[1:-1])
-    rises = (loss - level for loss, level in zip(losses[1:-1], straight, strict=True))
-    return Connection(fractions, losses, barrier=max(0.0, *rises))
+    rises = [loss - level for loss, level in zip(losses[1:-1], straight, strict=True)]
+    # max() would pass over NaN, and a path on which training breaks down would seem flat.
+    barrier = math.nan if any(map(math.isnan, rises)) else max(0.0, *rises)
+    return Connection(fractions, losses, barrier)
 
 
 def _normalised(weights: Tensor, generator: torch.Generator, with_vectors: bool) -> Tensor:

@@ -233,6 +233,8 @@ class _Lane:
         exact = self.shadows[EXACT].look(closure)
         if exact is None:
             return
+        d = exact.minus(g)  # what C-Flat adds to the gradient
+        norms = d.norm, _norm_across(d, g)
         for name, shadow in self.shadows.items():
             direction = exact if name == EXACT else shadow.look(closure)
             if direction is None:
@@ -241,7 +243,7 @@ class _Lane:
             # A row about reuse would look better than it is if its exact steps counted.
             counts_error = "reuse" not in name or shadow.optimizer.telemetry.last.get("sharpness") == "reused"
             error = difference.norm / (exact.norm + EPS) if counts_error else math.nan
-            errors = _surrogate_errors(difference, exact.minus(g), g)
+            errors = _surrogate_errors(difference, g, *norms)
             numbers = (_cosine(direction, g), direction.norm / g.norm, _cosine(direction, exact), error, *errors)
             self.seen[name].append(numbers)
 
@@ -272,9 +274,13 @@ def _rate_on(branch: Any) -> float:
 
 def _judge(cosines: dict[float, float], first: float) -> tuple[str, float | None]:
     """Say in words what the cosine of C-Flat with the plain gradient means at each radius."""
+    useful = [rho for rho, value in cosines.items() if DESTRUCTIVE <= value <= VISIBLE]
+    if first not in cosines:
+        at = f"At rho = {first:g} exact C-Flat met Inf or NaN in every step: this radius is too large."
+        smaller = [rho for rho in useful if rho < first]
+        return (f"{at} Try rho = {min(smaller):g}.", min(smaller)) if smaller else (at, None)
     cosine = cosines[first]
     change = _change(cosine)
-    useful = [rho for rho, value in cosines.items() if DESTRUCTIVE <= value <= VISIBLE]
     at = f"At rho = {first:g} exact C-Flat has cosine {cosine:.3f} with the plain gradient, a turn by {change:.0%}"
     if first in useful:
         return f"{at}: flatness changes the update at this radius.", first
@@ -306,9 +312,9 @@ def _judge_reuse(stability: Stability) -> str:
 def _judge_surrogates(rows: Sequence[ProbeRow]) -> str:
     """Say which approximations are nearer to C-Flat than plain training, and which are not."""
     judged = [row for row in rows if row.optimizer not in (EXACT, "SAM") and not math.isnan(row.surrogate_error)]
-    if not judged:
+    own = next((row for row in judged if row.optimizer == OURS), None)
+    if own is None:
         return ""
-    own = next(row for row in judged if row.optimizer == OURS)
     farther = [row for row in judged if row.surrogate_error >= 1]
     text = (
         f"What Forecast adds to the gradient is {own.surrogate_error:.2f} of C-Flat's increment away from it at "
@@ -323,14 +329,16 @@ def _change(cosine: float) -> float:
     return math.sqrt(max(0.0, 2 - 2 * cosine))
 
 
-def _surrogate_errors(difference: Vector, d: Vector, g: Vector) -> tuple[float, float]:
+def _surrogate_errors(difference: Vector, g: Vector, norm: float, norm_across: float) -> tuple[float, float]:
     """Return |d^ - d| / |d|, where ``difference`` is d^ - d, and the same across g; NaN where C-Flat adds nothing."""
-    if d.norm == 0:
+    if norm == 0:
         return math.nan, math.nan
-    error = difference.norm / d.norm
-    across = difference.clone().remove_along_(g, float(dot(difference, g))).norm
-    whole = d.clone().remove_along_(g, float(dot(d, g))).norm
-    return error, across / whole if whole > EPS * d.norm else math.nan
+    return difference.norm / norm, _norm_across(difference, g) / norm_across if norm_across > EPS * norm else math.nan
+
+
+def _norm_across(vector: Vector, g: Vector) -> float:
+    """Return the norm of the part that is orthogonal to g."""
+    return vector.clone().remove_along_(g, float(dot(vector, g))).norm
 
 
 def _cosine(left: Vector, right: Vector) -> float:

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
+from numbers import Real
 from typing import Annotated, Any
 
 import torch
@@ -41,6 +42,7 @@ class StepRecord:
     step: int
     """Steps of this task before it."""
     loss: float | None
+    """None if the closure returned something else than one number."""
     sharpness: float | None
     """L(theta + eps_0) - L(theta): the paper's R^0 to first order."""
     flatness: float | None
@@ -89,6 +91,7 @@ class GradientRecorder:
         self.ratios: dict[tuple[int, int, str], Tensor] = {}
         self._seen: dict[str, Tensor] = {}
         self._losses: dict[str, float] = {}
+        self._seen_at = (0, 0)  # task and step
         self._earlier: deque[dict[str, Tensor]] = deque(maxlen=lag // every)
         self._context = (-1, 0)
         self._numel = 0
@@ -100,7 +103,7 @@ class GradientRecorder:
         def see(evaluation: Evaluation) -> None:
             # task_step counts completed steps, and this one is under way.
             if (optimizer.task_step + 1) % self.every == 0:
-                self._see(evaluation)
+                self._see(evaluation, (optimizer.task_index, optimizer.task_step))
 
         def end(*_: object) -> None:
             if self._seen:
@@ -132,19 +135,24 @@ class GradientRecorder:
         }
         self._earlier.clear()
 
-    def _see(self, evaluation: Evaluation) -> None:
+    def _see(self, evaluation: Evaluation, step: tuple[int, int]) -> None:
         name = evaluation.name
         if name is None:
             return
-        if name == "g":  # a discarded step may have left some
+        if name == "g" or step != self._seen_at:  # a discarded step may have left some
             self._seen, self._losses = {}, {}
+        self._seen_at = step
         self._seen[name] = self._flat(evaluation.gradient)
-        if evaluation.loss is not None:
-            self._losses[name] = float(evaluation.loss)
+        loss = evaluation.loss
+        if loss.numel() == 1 if isinstance(loss, Tensor) else isinstance(loss, Real):
+            self._losses[name] = float(loss)
 
     def _end(self, optimizer: SharpnessAware) -> None:
         seen, self._seen = self._seen, {}
         if optimizer.telemetry.last.get("nonfinite") or "g" not in seen:  # the optimizer took no step
+            return
+        # The step was counted before its hook runs; what was seen may be of another one, which was discarded.
+        if self._seen_at != (optimizer.task_index, optimizer.task_step - 1):
             return
         if self._context != (optimizer.task_index, self._numel):  # a new task, or parameters came or went
             self._earlier.clear()
@@ -161,7 +169,6 @@ class GradientRecorder:
         record = StepRecord(
             task=optimizer.task_index,
             epoch=self.epoch,
-            # The step was counted before its hook runs.
             step=optimizer.task_step - 1,
             loss=self._losses.get("g"),
             sharpness=self._losses["g_s"] - self._losses["g"] if {"g", "g_s"} <= self._losses.keys() else None,

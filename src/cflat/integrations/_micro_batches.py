@@ -17,8 +17,11 @@ class MicroBatches:
     """The evaluations that lead up to one step, each with the random numbers that it draws.
 
     The gradients that they accumulate are the beginning of the step's first evaluation, so nothing is computed twice;
-    in further evaluations they are computed again, at other weights, with the same dropout masks. `MSAM`, whose only
-    evaluation is not at the weights where they were accumulated, computes all of them again.
+    in further evaluations they are computed again, at other weights, with the same dropout masks. `MSAM`, `AsyncSAM`
+    and `RandomSAM`, whose only evaluation is not at the weights where they were accumulated, compute all of them again.
+
+    If the step is skipped (Inf, NaN) or fails, the buffers of the model are put back to before the first micro-batch. A
+    micro-batch whose evaluation raises is forgotten.
 
     A micro-batch is passed as arguments beside the function that evaluates it: a function that looks up a loop variable
     would see the newest batch when it is called again.
@@ -34,12 +37,14 @@ class MicroBatches:
         self.optimizer = optimizer
         self._unsynced = unsynced
         self._buffers = BufferGuard(optimizer.guarded_module)
+        self._task_step = 0
         self._earlier: list[tuple[Callable[[], Any], RandomGuard]] = []
 
     def keep(self, evaluate: Callable[..., Any], batch: Any, *more: Any) -> None:
         """Remember how to evaluate a micro-batch, before it is evaluated for the first time."""
         if not self._earlier:
             self._buffers.start()
+            self._task_step = self.optimizer.task_step
         self._earlier.append((lambda: evaluate(batch, *more), self._random_numbers()))
 
     def accumulate(self, evaluate: Callable[..., Any], batch: Any, *more: Any) -> Any:
@@ -48,7 +53,11 @@ class MicroBatches:
             # Otherwise backward would add to the direction that the last step has left in the gradients.
             self.optimizer.zero_grad()
         self.keep(evaluate, batch, *more)
-        return evaluate(batch, *more)
+        try:
+            return evaluate(batch, *more)
+        except BaseException:
+            self.drop_last()  # its gradient is missing in the first evaluation, so further ones must not contain it
+            raise
 
     def step(self, evaluate: Callable[..., Any], batch: Any, *more: Any) -> Any:
         """Step with the last micro-batch; return what its first evaluation returned."""
@@ -86,7 +95,10 @@ class MicroBatches:
         self._earlier.pop()
 
     def clear(self) -> None:
-        """Forget all micro-batches: their step is done, or rolled back."""
+        """Forget all micro-batches: their step is done, or rolled back, and then their traces in buffers are, too."""
+        # The engine puts back what was there when the step began, after these micro-batches.
+        if self._earlier and self.optimizer.task_step == self._task_step:  # steps that were taken are counted
+            self._buffers.undo()
         self._earlier.clear()
 
     def _random_numbers(self) -> RandomGuard:

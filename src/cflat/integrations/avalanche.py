@@ -39,10 +39,13 @@ class FlatPlugin(SupervisedPlugin):  # type: ignore[misc]
     def before_update(self, strategy: Any, **kwargs: Any) -> None:
         """Take the step; the strategy's own ``optimizer.step()`` then does nothing."""
         first = strategy.loss, strategy.mb_output
-        with self.optimizer.passes(accumulated=True) as passes:
-            for index in passes:
-                if passes.replays:
-                    self._kept.replay(index)
+        try:
+            with self.optimizer.passes(accumulated=True) as passes:
+                for index in passes:
+                    if passes.replays:
+                        self._kept.replay(index)
+        finally:
+            self._kept.clear()
         # Metrics read both after the update, and are those of the first evaluation.
         strategy.loss, strategy.mb_output = first
 

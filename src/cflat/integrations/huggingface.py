@@ -20,7 +20,7 @@ class FlatSteps:
 
     ``gradient_accumulation_steps`` works as usual: micro-batches are kept and evaluated again. ``max_grad_norm`` clips
     the direction of the step, as ``StepOptions(max_norm=...)`` does, and the logged ``grad_norm`` is that direction's;
-    the logged loss is that of the unperturbed weights.
+    the logged loss is that of the first evaluation.
     """
 
     _micro_batches: MicroBatches | None = None

@@ -46,7 +46,7 @@ class InftyAdapter:
         self._closure = as_closure(loss_fn)
 
     def step(self, closure: Callable[[], Any] | None = None, delay: bool = False) -> Any:
-        """Step with the closure that was set; return logits and losses at the unperturbed weights."""
+        """Step with the closure that was set; return logits and losses of its first evaluation."""
         if delay:
             raise ClosureError("delay=True leaves the step to the caller. Loop over optimizer.passes() instead.")
         # Forgotten after use: a second step() would silently train on the batch before.

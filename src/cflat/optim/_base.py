@@ -156,7 +156,7 @@ class SharpnessAware(Wrapper):
         """
         if num_tasks is not None:
             check("num_tasks", num_tasks, above=index, integer=True)
-        self.give_up_step()
+        self.discard_step()
         self.task_index, self.task_step = index, 0
         for memory in self._memories.values():
             memory.clear()
@@ -210,7 +210,8 @@ class SharpnessAware(Wrapper):
     ) -> Any:
         """Take one step and return what the closure returned in its first evaluation.
 
-        That is the loss at the weights where the step begins, except with `MSAM`.
+        That is the loss at the weights where the step begins, except with `MSAM`, `AsyncSAM` and `RandomSAM`: they
+        evaluate at perturbed weights only.
 
         Directly after a loop over `passes`, which has stepped already, ``step()`` does nothing: trainers that call it
         after every batch need no change.
@@ -277,11 +278,11 @@ class SharpnessAware(Wrapper):
             accumulated: Whether the gradients that are there already are the beginning of the first evaluation;
                 ``passes.replays`` then says in which iterations they have to be computed again.
         """
-        self.give_up_step()
+        self.discard_step()
         return Passes(self, scaler, accumulated=accumulated)
 
-    def give_up_step(self) -> None:
-        """Roll back a step whose loop over `passes` was left; nothing is left of it."""
+    def discard_step(self) -> None:
+        """Roll back a step whose loop over `passes` was left; nothing remains of it."""
         passes = None if self._in_flight is None else self._in_flight()
         if passes is not None:
             passes.close(interrupted=True)
@@ -303,7 +304,7 @@ class SharpnessAware(Wrapper):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group to the base optimizer, for example for a head that has grown; rolls back a step in flight."""
         if self._is_linked:
-            self.give_up_step()
+            self.discard_step()
         super().add_param_group(param_group)
 
     # -- checkpoints --------------------------------------------------------------------------------------------
@@ -311,10 +312,17 @@ class SharpnessAware(Wrapper):
     def state_dict(self) -> dict[str, Any]:
         """Return the complete state: torch's ``state`` and ``param_groups``, which are the base's, and ``wrapper``.
 
-        Loads with ``weights_only=True``.
+        Loads with ``weights_only=True``. Hooks that were registered on this optimizer see this dict, as in torch; those
+        of the base see the base's.
         """
-        self.give_up_step()
-        return {**self.base.state_dict(), "wrapper": self._own_state()}
+        self.discard_step()
+        for before in self._optimizer_state_dict_pre_hooks.values():
+            before(self)
+        state = {**self.base.state_dict(), "wrapper": self._own_state()}
+        for after in self._optimizer_state_dict_post_hooks.values():
+            replaced = after(self, state)
+            state = state if replaced is None else replaced
+        return state
 
     def _own_state(self) -> dict[str, Any]:
         params = self.all_params()
@@ -330,7 +338,11 @@ class SharpnessAware(Wrapper):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over what `state_dict` returned; what does not fit raises ValueError and changes nothing."""
-        self.give_up_step()
+        self.discard_step()
+        state_dict = state_dict.copy()  # shallow, as in torch: a hook may change it
+        for before in self._optimizer_load_state_dict_pre_hooks.values():
+            replaced = before(self, state_dict)
+            state_dict = state_dict if replaced is None else replaced
         if "wrapper" not in state_dict:
             raise ValueError(
                 f"This is not a state of {type(self).__name__}: expected the keys 'state', 'param_groups' and "
@@ -354,9 +366,11 @@ class SharpnessAware(Wrapper):
         self.telemetry.load(wrapper["telemetry"])
         for name in {*self._memories, *memories}:
             self.memory(name).become(memories.get(name, DirectionMemory()))
+        for after in self._optimizer_load_state_dict_post_hooks.values():
+            after(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        self.give_up_step()
+        self.discard_step()
         # After the rollback no weak reference is left, which could not be pickled, and a copy begins at theta.
         return {**super().__getstate__(), "_gradient_hooks": OrderedDict()}
 
@@ -382,7 +396,7 @@ class SharpnessAware(Wrapper):
 
     def _open(self, passes: Passes) -> Weights:
         """Register a step in flight, note the state to return to, and return the weights that it may move."""
-        self.give_up_step()  # another one may have begun since `passes()` was called
+        self.discard_step()  # another one may have begun since `passes()` was called
         self._has_just_looped = False
         self._in_flight = weakref.ref(passes)  # weak, so that a loop that is left early drops and undoes its step
         self._noted = {}

@@ -28,9 +28,9 @@ class OptimizerSpec:
     """Forward and backward passes per step."""
     title: str
     """Its name as papers write it."""
-    held: int = 2
+    peak_buffers: int = 2
     """Gradient-sized buffers during a pass, those that it keeps between steps included."""
-    kept: int = 0
+    persistent_buffers: int = 0
     """Gradient-sized buffers that it keeps between steps."""
     has_own_radius: bool = False
     """Whether its radius is measured otherwise than SAM's, so that values for SAM say nothing about it."""

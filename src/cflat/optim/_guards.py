@@ -1,7 +1,7 @@
 """What a second evaluation of the same batch must not disturb: module buffers and random numbers.
 
-Both guards know two moments of a step: before its first evaluation, to which `undo` returns when the step is given
-up, and after it, to which `release` returns when extra evaluations have followed.
+Both guards know two moments of a step: before its first evaluation, to which `undo` returns when the step is discarded,
+and after it, to which `release` returns when extra evaluations have followed.
 """
 
 from __future__ import annotations

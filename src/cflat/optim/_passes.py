@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch._compile import _disable_dynamo  # torch.compiler.disable, without importing the compiler at once
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from cflat._errors import ClosureError
 from cflat.optim._callers import mark_gradients, total_magnitude, with_foreign_gradient
@@ -93,7 +94,7 @@ class Passes:
         if self._state == "closed":
             raise StopIteration
         if self._state == "new":
-            self._run_hooks(self._optimizer._optimizer_step_pre_hooks)
+            self._run_hooks(_global_optimizer_pre_hooks, self._optimizer._optimizer_step_pre_hooks)
         has_gradients = torch.is_grad_enabled()
         torch._C._set_grad_enabled(False)  # as torch.no_grad() does, in a hundredth of its time
         try:
@@ -117,7 +118,7 @@ class Passes:
             torch._C._set_grad_enabled(has_gradients)
         torch.clear_autocast_cache()  # of weights that have moved since they were cast
         if self._state == "closed":
-            self._run_hooks(self._optimizer._optimizer_step_post_hooks)
+            self._run_hooks(self._optimizer._optimizer_step_post_hooks, _global_optimizer_post_hooks)
             raise StopIteration
         self._index += 1
         if self._new_context is not None:
@@ -279,10 +280,10 @@ class Passes:
             self._optimizer._buffers.undo()
         self._optimizer._rollback()
 
-    def _run_hooks(self, hooks: dict[int, Any]) -> None:
-        """Call the optimizer's step hooks, which torch runs around `step` only."""
+    def _run_hooks(self, *tables: Any) -> None:
+        """Call step hooks, the optimizer's and those of all optimizers, which torch runs around `step` only."""
         if self._is_loop:
-            for hook in list(hooks.values()):
+            for hook in [hook for table in tables for hook in table.values()]:
                 hook(self._optimizer, (self._optimizer,), {})
 
 

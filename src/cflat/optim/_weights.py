@@ -177,26 +177,20 @@ def _take_gradients(params: Sequence[Tensor]) -> list[Tensor]:
     taken = []
     for param in params:
         gradient = param.grad
-        if type(gradient) is not Tensor or gradient.layout is not torch.strided or gradient.is_complex():
-            taken.append(_unusual_gradient(gradient, param))
+        if gradient is None:
+            taken.append(torch.zeros_like(data_of(param)))
             continue
+        is_strided = type(gradient) is Tensor and gradient.layout is torch.strided  # neither sparse nor a DTensor
         # Somebody may fill it again for the next evaluation: DDP its buckets (views), others a buffer of their own.
-        if gradient._is_view() or sys.getrefcount(gradient) > usual_holders or _uses(gradient) > usual_uses:
+        # Holders are counted here, not in a function: its arguments are holders, too, and versions of Python differ.
+        is_held = gradient._is_view() or sys.getrefcount(gradient) > usual_holders
+        if is_held or (is_strided and _uses(gradient) > usual_uses):
             gradient = gradient.clone()
         # After backward(create_graph=True) a gradient has a graph, which a cached direction would keep alive.
-        taken.append(gradient.detach() if gradient.requires_grad else gradient)
+        gradient = gradient.detach() if gradient.requires_grad else gradient
+        is_ready = is_strided and not gradient.is_complex()
+        taken.append(gradient if is_ready else as_real(local_part(gradient, param)))
     return taken
-
-
-def _unusual_gradient(gradient: Tensor | None, param: Tensor) -> Tensor:
-    """Return one that is missing, sparse, complex or spread over ranks as a dense real tensor of this rank."""
-    if gradient is None:
-        return torch.zeros_like(data_of(param))
-    is_plain = type(gradient) is Tensor and gradient.layout is torch.strided
-    # Two holders more than usual: the caller's variable and, before Python 3.11, the caller's stack.
-    if gradient._is_view() or (is_plain and _uses(gradient) > _USUAL[1]) or sys.getrefcount(gradient) > _USUAL[0] + 2:
-        gradient = gradient.clone()
-    return as_real(local_part(gradient.detach() if gradient.requires_grad else gradient, param))
 
 
 def _uses(gradient: Tensor) -> int:

@@ -24,7 +24,7 @@ from cflat.optim.engine import (
     title="AE-SAM",
     summary="SAM when |g|^2 is large compared with its recent history, else plain",
     evaluations="1 or 2",
-    held=1,
+    peak_buffers=1,
     paper="An Adaptive Policy to Employ Sharpness-Aware Minimization (2023)",
 )
 class AESAM(SharpnessAware):

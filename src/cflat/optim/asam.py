@@ -23,7 +23,7 @@ from cflat.optim.engine import (
     has_own_radius=True,
     summary="SAM with a neighborhood scaled by |theta|",
     evaluations="2",
-    held=1,
+    peak_buffers=1,
     paper="ASAM: Adaptive Sharpness-Aware Minimization (2021)",
 )
 class ASAM(SharpnessAware):

@@ -13,7 +13,7 @@ from cflat.optim.engine import Direction, Radius, SharpnessAware, StepOptions, W
     title="AsyncSAM",
     summary="SAM along the gradient of the step before",
     evaluations="1",
-    kept=1,
+    persistent_buffers=1,
     paper="Asynchronous Sharpness-Aware Minimization For Fast and Accurate Deep Learning (2025)",
 )
 class AsyncSAM(SharpnessAware):

@@ -56,8 +56,8 @@ ALONG, ACROSS, PHI = (-0.9, 2.0), (-1.0, 1.0), (-2.0, 10.0)
     title="C-Flat Forecast",
     summary="ours: C-Flat's increment forecast, checked out of sample, within an evaluation budget",
     evaluations="1.3, or as set",
-    held=4,
-    kept=1,
+    peak_buffers=4,
+    persistent_buffers=1,
     paper="none: an approximation of C-Flat by this library",
 )
 class CFlatForecast(FlatnessAware):
@@ -194,8 +194,9 @@ class CFlatForecast(FlatnessAware):
         if u is not None:
             self._observe("c", found.vu / found.g, *ACROSS)
         if sharpness:
+            lam = max(group.get("lam", self.lam) for group in self.param_groups)
             # |d| / |g_s - g| - 1 cannot lie below -1.
-            self._observe("phi", norm / sharpness - 1, max(PHI[0] * self.lam, -1.0), PHI[1] * self.lam)
+            self._observe("phi", norm / sharpness - 1, max(PHI[0] * lam, -1.0), PHI[1] * lam)
         self._keep(params, d.remove_along_(g, inner[0]), found)
 
     def _observe(self, name: str, value: float, low: float = 0.0, high: float = math.inf) -> None:

@@ -68,8 +68,8 @@ Reading = Literal["printed", "consistent", "calibrated"]
     title="C-Flat Turbo",
     summary="Algorithm 1 of the paper: C-Flat with cached components, scheduled and triggered",
     evaluations="1 to 4",
-    held=6,
-    kept=2,
+    peak_buffers=6,
+    persistent_buffers=2,
     paper="A Faster Path to Continual Learning (2026)",
 )
 class CFlatTurbo(FlatnessAware):

@@ -23,8 +23,8 @@ from cflat.optim.engine import (
     title="Friendly SAM",
     summary="SAM perturbed along the batch-specific part of g",
     evaluations="2",
-    held=3,
-    kept=1,
+    peak_buffers=3,
+    persistent_buffers=1,
     paper="Friendly Sharpness-Aware Minimization (2024)",
 )
 class FriendlySAM(SharpnessAware):

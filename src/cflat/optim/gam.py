@@ -8,8 +8,10 @@ from torch.optim import Optimizer
 from cflat.optim.engine import (
     Direction,
     NotNegative,
+    Number,
     Positive,
     Radius,
+    Range,
     SharpnessAware,
     StepOptions,
     Weights,
@@ -25,7 +27,7 @@ from cflat.optim.engine import (
     has_own_radius=True,
     summary="first-order flatness: small gradient norm within rho",
     evaluations="4",
-    held=3,
+    peak_buffers=3,
     paper="Gradient Norm Aware Minimization Seeks First-Order Flatness (2023)",
 )
 class GAM(SharpnessAware):
@@ -54,11 +56,11 @@ class GAM(SharpnessAware):
         rho: Radius = 0.2,
         rho_fd: Positive = 0.02,
         gamma: NotNegative = 0.03,
-        betas: tuple[float, float, float] = (0.6, 0.5, 0.4),
+        betas: tuple[Number, Number, Number] = (0.6, 0.5, 0.4),
         options: StepOptions | None = None,
     ) -> None:
-        if not isinstance(betas, tuple | list) or [isinstance(b, int | float) for b in betas] != [True] * 3:
-            raise ValueError(f"betas must be three numbers, got {betas!r}.")
+        if not isinstance(betas, tuple | list) or [Range().holds(b) for b in betas] != [True] * 3:
+            raise ValueError(f"betas must be three finite numbers, got {betas!r}.")
         super().__init__(base, model=model, rho=rho, options=options)
         self.rho_fd = rho_fd
         self.gamma = gamma

@@ -25,8 +25,8 @@ from cflat.optim.engine import (
     title="LookSAM",
     summary="SAM every k steps, its cached orthogonal part in between",
     evaluations="1 + 1/k",
-    held=3,
-    kept=1,
+    peak_buffers=3,
+    persistent_buffers=1,
     paper="Towards Efficient and Scalable Sharpness-Aware Minimization (2022)",
 )
 class LookSAM(SharpnessAware):

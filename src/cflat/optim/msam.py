@@ -29,7 +29,7 @@ from cflat.optim.qhm import QHM
     has_own_radius=True,
     summary="gradient at a point ahead along the momentum",
     evaluations="1",
-    kept=1,
+    persistent_buffers=1,
     paper="Momentum-SAM: Sharpness Aware Minimization without Computational Overhead (2024)",
 )
 class MSAM(SharpnessAware):
@@ -71,7 +71,7 @@ class MSAM(SharpnessAware):
         if params:
             weights.choose(params)
             weights.jump(v, -self.rho)
-        g = yield "g"
+        g = yield "g_s" if params else "g"
         v = memory.recall_or_zero(weights.params, like=g)
         decays = self._decays(weights.params)
         if any(decays):  # the base will add decay * theta to what is returned

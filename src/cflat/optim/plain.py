@@ -8,7 +8,7 @@ from torch.optim import Optimizer
 from cflat.optim.engine import Direction, SharpnessAware, StepOptions, Weights, register_optimizer
 
 
-@register_optimizer("none", title="base optimizer", summary="the base optimizer alone", evaluations="1", held=0)
+@register_optimizer("none", title="base optimizer", summary="the base optimizer alone", evaluations="1", peak_buffers=0)
 class Plain(SharpnessAware):
     """Descend along the gradient; one evaluation per step, no extra memory.
 

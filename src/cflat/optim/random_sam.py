@@ -32,7 +32,7 @@ from cflat.optim.engine import (
     has_own_radius=True,
     summary="gradient at a random point, scaled by filter norms",
     evaluations="1",
-    held=1,
+    peak_buffers=1,
     paper="Flat-LoRA: Low-Rank Adaptation over a Flat Loss Landscape (2025)",
 )
 class RandomSAM(SharpnessAware):
@@ -42,6 +42,7 @@ class RandomSAM(SharpnessAware):
     without rows (biases, scales) are not perturbed. Expected flatness takes the place of the worst case: one evaluation
     per step, nothing kept. The noise of a step is a function of ``seed``, the task and the step number alone: all ranks
     perturb alike and a resumed run continues with the same noise. Weights are restored from a copy, bit for bit.
+    The loss that a step returns is that of its only evaluation, at the perturbed weights.
 
     Args:
         base: Any torch optimizer; its groups and schedules stay in charge of the update.
@@ -106,5 +107,5 @@ class RandomSAM(SharpnessAware):
             shape = torch.view_as_real(param).shape if param.is_complex() else param.shape
             # Always in single precision: the numbers that a generator gives depend on the type.
             whole = torch.randn(shape, generator=generators[param.device], device=param.device)
-            scale = norms / math.sqrt(whole[0].numel())
+            scale = norms / math.sqrt(math.prod(shape[1:]))
             yield shard_like(whole.to(scale.dtype).mul_(scale), param)

@@ -13,7 +13,7 @@ from cflat.optim.engine import Direction, Radius, SharpnessAware, StepOptions, W
     title="SAM",
     summary="gradient at the worst point within rho",
     evaluations="2",
-    held=1,
+    peak_buffers=1,
     paper="Sharpness-Aware Minimization for Efficiently Improving Generalization (2021)",
 )
 class SAM(SharpnessAware):

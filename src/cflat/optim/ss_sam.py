@@ -16,7 +16,7 @@ from cflat.optim.engine import Direction, Radius, Share, SharpnessAware, StepOpt
     title="SS-SAM",
     summary="SAM with probability p, else plain",
     evaluations="1 + p",
-    held=1,
+    peak_buffers=1,
     paper="SS-SAM: Stochastic Scheduled Sharpness-Aware Minimization (2022)",
 )
 class SSSAM(SharpnessAware):

@@ -22,8 +22,8 @@ from cflat.optim.engine import (
     title="VaSSO",
     summary="SAM along a moving average of gradients",
     evaluations="2",
-    held=3,
-    kept=1,
+    peak_buffers=3,
+    persistent_buffers=1,
     paper="Enhancing Sharpness-Aware Optimization Through Variance Suppression (2023)",
 )
 class VaSSO(SharpnessAware):
