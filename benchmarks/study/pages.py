@@ -139,6 +139,8 @@ def study_page(lines: Sequence[Line]) -> str:
         [f"- **{word}**: {meaning}." for word, meaning in MEANINGS.items()],
         "A stream on which the rank correlation of end loss and Avg over the rows is beyond ±0.6 measures training "
         "speed and decides no contrast about flatness.",
+        "Looked at afterwards ([post hoc](post-hoc.md)): why C-Flat Turbo is level with SGD in block A, and on which "
+        "streams C-Flat gains.",
         "## Blocks",
         _block_table(lines),
         f"Time is CPU time of one thread beside other work, measured in this ledger ({_machines(lines)}); with a "
@@ -309,9 +311,12 @@ def _condition(finals: Finals, reference: str) -> str:
         # A loss far above zero may stop falling because a schedule has ended.
         end = "converged" if means["end_loss"] < CONVERGED_LOSS else "it has stopped falling, by the study's rule"
     speed = "speed-limited: decides nothing about flatness" if is_speed_limited(correlation) else "not speed-limited"
+    if math.isnan(correlation):
+        speed = "undefined, since a row diverged, and counted as not speed-limited"
+    rank = "" if math.isnan(correlation) else f" {correlation:+.2f}"
     return (
         f"The end loss of {ROWS[reference].title} is {means['end_loss']:.3f}, {means['late_loss']:.3f} after three "
-        f"quarters: {end}. Rank correlation of end loss and Avg over rows {correlation:+.2f}: {speed}."
+        f"quarters: {end}. Rank correlation of end loss and Avg over rows{rank}: {speed}."
     )
 
 
