@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import io
 import json
 import sys
 import tempfile
+import tokenize
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -240,8 +242,21 @@ def source_hash(name: str) -> str:
         parts = [inspect.getsource(_draw_profile)] if make is valley else []
     if make is report:
         files = [ROOT / "src" / "cflat" / "report" / one for one in ("template.html", "page.css")]
-    parts += [inspect.getsource(make), *(file.read_text() for file in files)]
+    parts += [inspect.getsource(make), *map(_content, files)]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def _content(file: Path) -> str:
+    """Return what a file says: of Python, all but comments, which change no picture."""
+    text = file.read_text()
+    if file.suffix != ".py":
+        return text
+    lines = text.splitlines()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            row, column = token.start
+            lines[row - 1] = lines[row - 1][:column]
+    return "\n".join(line.rstrip() for line in lines if line.strip())
 
 
 def main() -> None:
