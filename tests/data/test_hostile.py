@@ -225,6 +225,21 @@ def test_a_memory_without_room_is_refused_before_training(
         assemble(resolve_config({"method": {"name": "icarl", **settings}, "data": data, "preset": "smoke"}))
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"memory_per_class": 4}, "memory_per_class must be at least 5, one image for each task"),
+        ({"memory_total": 49}, "memory_total must be at least 50, one image for each class and task"),
+    ],
+)
+def test_a_memory_without_room_for_classes_that_return_is_refused_before_training(
+    settings: dict[str, int], message: str
+) -> None:
+    method, stream = {"name": "replay", **settings}, {"scenario": "blurry", "disjoint": 0.0, "blur": 1.0}
+    with pytest.raises(ConfigError, match=message):
+        assemble(resolve_config({"method": method, "data": "digits", "preset": "smoke", "stream": stream}))
+
+
 @pytest.mark.parametrize("method", ["ranpac", "icarl", "finetune"])
 def test_a_task_with_one_image_is_trained(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
