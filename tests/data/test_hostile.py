@@ -22,7 +22,7 @@ from cflat.cli.main import run_app
 from cflat.config.presets import resolve_config
 from cflat.data import BatchLoader, build_stream, check_dataset, eval_transform, load_dataset
 from cflat.data.loader import warn_of_joining
-from cflat.data.pixels import decode_image
+from cflat.data.pixels import FilePixels, decode_image
 from cflat.nn.backbone import create_backbone
 from cflat.runs.run import assemble
 from data.synthetic import dataset
@@ -77,6 +77,9 @@ def png(width: int, height: int, rows: bytes = b"") -> bytes:
         ({"x_train": np.array(3, np.uint8)}, "has shape"),
         ({"y_train": np.array(["a"] * 8)}, "whole numbers"),
         ({"y_train": np.array(3)}, "whole numbers"),
+        ({"split": np.arange(3)}, r"split of .* must be two whole numbers: .* got \[0, 1, 2\]"),
+        ({"split": np.array([2, 0])}, r"of each later one, at least 1; got \[2, 0\]"),
+        ({"split": np.array([5, 1])}, r"0 \(as many as in the others\) to 4, .* got \[5, 1\]"),
     ],
 )
 def test_arrays_without_sense_are_refused(change: dict[str, np.ndarray], message: str, tmp_path: Path) -> None:
@@ -139,6 +142,20 @@ def test_images_that_would_fill_the_memory_are_refused(content: bytes, message: 
     (tmp_path / "a.png").write_bytes(content)
     with pytest.raises(DataError, match=message):
         decode_image(tmp_path / "a.png")
+
+
+def test_reading_images_leaves_the_filters_of_warnings_to_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All threads share them, and images are read on several."""
+    (tmp_path / "large.png").write_bytes(png(12_000, 12_000))
+    Image.new("RGB", (8, 8)).save(tmp_path / "small.png")
+    store = FilePixels(tmp_path, ["large.png", "small.png"])
+    with monkeypatch.context() as patched:
+        patched.setattr("warnings.catch_warnings", None)
+        assert "more than 100 million" in (store.header_problem(0) or "")
+        assert store.header_problem(1) is None
+        assert decode_image(tmp_path / "small.png").shape == (3, 8, 8)
 
 
 def test_a_long_panorama_is_still_an_image(tmp_path: Path) -> None:
@@ -223,6 +240,21 @@ def test_a_memory_without_room_is_refused_before_training(
     np.savez(tmp_path / "in.npz", **arrays())
     with pytest.raises(ConfigError, match=message):
         assemble(resolve_config({"method": {"name": "icarl", **settings}, "data": data, "preset": "smoke"}))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"memory_per_class": 4}, "memory_per_class must be at least 5, one image for each task"),
+        ({"memory_total": 49}, "memory_total must be at least 50, one image for each class and task"),
+    ],
+)
+def test_a_memory_without_room_for_classes_that_return_is_refused_before_training(
+    settings: dict[str, int], message: str
+) -> None:
+    method, stream = {"name": "replay", **settings}, {"scenario": "blurry", "disjoint": 0.0, "blur": 1.0}
+    with pytest.raises(ConfigError, match=message):
+        assemble(resolve_config({"method": method, "data": "digits", "preset": "smoke", "stream": stream}))
 
 
 @pytest.mark.parametrize("method", ["ranpac", "icarl", "finetune"])

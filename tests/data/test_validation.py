@@ -132,3 +132,10 @@ def test_no_noise_changes_nothing_and_a_single_class_cannot_be_mistaken():
     assert with_label_noise(stream, 0.0) is stream
     with pytest.raises(DataError, match="two classes in every task"):
         with_label_noise(stream, 0.2)
+
+
+def test_a_split_without_a_validation_image_is_explained():
+    single = dataset(4, train_per_class=1).hold_out(0.2).subsample(None, None, validation_per_class=2)
+    assert len(single.validation) == 0
+    with pytest.raises(DataError, match="has no validation image: none of its classes has two training images"):
+        build_stream(single, increment=2)

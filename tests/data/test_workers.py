@@ -17,6 +17,7 @@ import torch
 from cflat._errors import DataError
 from cflat.data import BatchLoader, ImageSet, train_transform
 from cflat.data.pixels import DecodedCache, FilePixels
+from cflat.methods._alignment import ClassGaussians
 from cflat.runs.folder import RunFolder
 from data.test_images import write_image
 
@@ -67,6 +68,20 @@ def test_what_is_kept_is_not_decoded_again(folder: Path, monkeypatch: pytest.Mon
     assert not images.store.missing(images.rows).size
     monkeypatch.setattr("cflat.data.workers.DataLoader", None)  # no process is needed now
     assert_equal(batches(images), first)
+
+
+def test_random_numbers_that_a_method_draws_do_not_depend_on_workers_or_the_cache(folder: Path) -> None:
+    drawn = []
+    for images in (file_images(folder, 0), file_images(folder, 2), file_images(folder, 1, 1 << 20)):
+        torch.manual_seed(0)
+        for epoch in range(2):  # in the second, a cache that is large enough starts no worker
+            batches(images, epoch)
+        gaussians = ClassGaussians(2)  # SLCA's, behind the passes over the images of a task
+        gaussians.grow(1)
+        gaussians.fit(torch.eye(2), torch.zeros(2, dtype=torch.long))
+        drawn.append(gaussians.sample(3, torch.ones(1))[0])
+    assert torch.equal(drawn[0], drawn[1])
+    assert torch.equal(drawn[0], drawn[2])
 
 
 def test_an_epoch_that_is_left_ends_its_workers(folder: Path) -> None:

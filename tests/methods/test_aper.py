@@ -109,3 +109,8 @@ def test_domains_share_one_mean_per_class():
     method: APER = tiny_method("aper", stream)
     tiny_run(method, stream)
     assert method.means.counts.tolist() == [12.0] * 6
+
+
+def test_adapters_that_would_never_learn_are_rejected():
+    with pytest.raises(ValueError, match="scale"):
+        AdapterConfig(scale=0)

@@ -2,9 +2,11 @@
 
 from dataclasses import replace
 
+import numpy as np
 import torch
 
 from cflat.data import Batch
+from cflat.methods import Seen
 from runs import tiny_method, tiny_stream
 
 
@@ -42,3 +44,16 @@ def test_the_first_task_is_plain_training():
     batch = method.prepare(Batch(torch.rand(3, 3, 8, 8), labels, labels))
     method.eval().loss(method.network, batch).total.backward()
     assert (method.network.head.weight.grad.abs().sum(dim=1) > 0).all()
+
+
+def test_steps_after_skipped_tasks_draw_from_the_memory_that_these_left():
+    stream = tiny_stream()
+    method = tiny_method("er_ace", stream)
+    first, second = stream.tasks
+    for task in stream.tasks:
+        method.grow(task)
+    method.skip_task(first)
+    method.after_step(Seen(torch.from_numpy(second.train.rows), torch.from_numpy(second.train.labels)))
+    (stored,) = method.replay(len(method.memory), np.random.default_rng(0))
+    assert set(stored.images.labels) == set(range(6))
+    assert stored.extras == {}

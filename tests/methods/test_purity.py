@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional
 
 from cflat.data import BatchLoader
-from cflat.methods import Loss, get_method_spec, list_methods
+from cflat.methods import Loss, Method, StreamInfo, get_method_spec, list_methods
 from cflat.methods.finetune import Finetune
 from cflat.nn.backbone import create_backbone
 from cflat.train.evaluate import Extractor
@@ -125,3 +125,17 @@ def test_an_impure_loss_is_refused_with_advice():
     with pytest.raises(ImpureLossError, match=r"not pure.*prepare\(\)"):
         tiny_run(method, stream, check_purity=True)
     tiny_run(good, stream, check_purity=True, epochs=1)
+
+
+def test_a_method_that_does_not_grow_is_rejected_before_it_trains():
+    class Forgetful(Method):
+        def __init__(self, info):
+            super().__init__(info)
+            self.network = create_backbone("small_cnn")
+
+        def phases(self, task):
+            return ()
+
+    stream = tiny_stream()
+    with pytest.raises(NotImplementedError):
+        tiny_run(Forgetful(StreamInfo("class", stream.num_classes)), stream, epochs=1)

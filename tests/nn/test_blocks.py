@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
 from cflat.methods import StreamInfo, create_method, get_method_spec
 from cflat.nn.backbone import create_backbone
 from cflat.nn.blocks import HostBlock
+from cflat.nn.ranks import shared_batch
 from runs import tiny_run, tiny_stream
 
 NETWORKS = [("vit_smoke", 8), ("resnet8", 8), ("resnet18_cifar", 8)]
@@ -45,6 +48,47 @@ def test_gradients_statistics_and_random_numbers_are_those_of_the_plain_network(
     assert plain.keys() == recomputed.keys()
     assert [key for key in plain if not torch.equal(plain[key], recomputed[key])] == []
     assert bytes_recomputed < bytes_plain / 2
+
+
+@pytest.mark.parametrize(("name", "size"), NETWORKS[1:])  # a ViT's flash attention has no second derivative on CPUs
+def test_a_graph_that_is_kept_can_be_recomputed_again(name, size):
+    """Curvature and EWC differentiate more than once."""
+    products = []
+    for checkpointing in (False, True):
+        backbone = built(name, size, checkpointing).train()
+        parameters = list(backbone.parameters())
+        torch.manual_seed(1)
+        loss = backbone(torch.rand(4, 3, size, size)).square().mean()
+        gradients = torch.autograd.grad(loss, parameters, create_graph=True)
+        products.append(torch.autograd.grad(sum(part.square().sum() for part in gradients), parameters))
+    for plain, recomputed in zip(*products, strict=True):
+        assert torch.equal(plain, recomputed)
+
+
+@pytest.fixture
+def one_rank():
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("runs_elsewhere", [False, True])
+def test_recomputation_normalises_by_the_batch_of_all_ranks(one_rank, runs_elsewhere):
+    """In the thread that calls it, and in one without its context variables, as autograd's on GPUs are."""
+    plain, _ = trained_once(built("resnet8", 8, False))
+    backbone = built("resnet8", 8, True)
+    torch.manual_seed(1)
+    images = torch.rand(4, 3, 8, 8)
+    with shared_batch(4, 4, is_filler=False), ThreadPoolExecutor(1) as pool:
+        loss = backbone.train()(images).square().mean()
+        if runs_elsewhere:
+            pool.submit(loss.backward).result()
+        else:
+            loss.backward()
+    for name, parameter in backbone.named_parameters():
+        torch.testing.assert_close(parameter.grad, plain[name], rtol=1e-3, atol=1e-6)
+    for name, buffer in backbone.named_buffers():
+        torch.testing.assert_close(buffer, plain[name])
 
 
 def test_memory_grows_with_the_inputs_of_blocks_alone():

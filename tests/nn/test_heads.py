@@ -103,6 +103,15 @@ def test_euclidean_head_is_icarls_rule() -> None:
     torch.testing.assert_close(head(features), expected)
 
 
+def test_features_of_half_precision_are_normalized_in_full() -> None:
+    torch.manual_seed(0)
+    features, labels = torch.randn(30, 6).bfloat16(), torch.arange(30) % 3
+    half, full = NearestMeanHead(6, metric="euclidean"), NearestMeanHead(6, metric="euclidean")
+    half.update(features, labels)
+    full.update(features.float(), labels)
+    assert torch.equal(half.sums, full.sums)
+
+
 def test_cosine_and_euclidean_means_differ_for_features_of_unequal_length() -> None:
     features, labels = torch.tensor([[10.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 0])
     raw, unit = NearestMeanHead(2), NearestMeanHead(2, metric="euclidean")

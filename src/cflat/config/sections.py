@@ -59,7 +59,8 @@ class DataSettings:
     short_side: Pixels | None = None
     """Shrink image files to this shorter side when they are decoded; saves memory and time."""
     workers: Annotated[CountOrZero, Field(le=4096), NEUTRAL] = 0
-    """Worker processes that decode image files ahead, for tasks that do not fit into memory; 0 decodes on access."""
+    """Worker processes that decode image files ahead, for tasks that do not fit into memory; the training thread then
+    augments, and runtime.prefetch has no effect. 0 decodes on access."""
     cache_mib: Annotated[CountOrZero, NEUTRAL] = DEFAULT_CACHE_BYTES >> 20
     """Memory for decoded image files in MiB; what does not fit is decoded again in every epoch."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import shlex
-import warnings
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -12,7 +11,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from PIL import Image
 
 from cflat._errors import DataError
 from cflat.data.catalog import DatasetSpec, dataset_spec, read_dataset
@@ -95,9 +93,7 @@ def require_readable(stream: Stream, name: str, root: str | Path | None = None) 
     sets = [images for task in stream.tasks for images in (task.train, task.test, task.validation)]
     rows = [(images.store, row) for images in sets if images is not None for row in images.rows.tolist()]
     files = [(store, row) for store, row in rows if isinstance(store, FilePixels)]
-    with warnings.catch_warnings(), ThreadPoolExecutor(HEADER_THREADS) as pool:
-        # Around the pool, not in its threads: warning filters belong to the whole process.
-        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+    with ThreadPoolExecutor(HEADER_THREADS) as pool:
         found = pool.map(lambda file: file[0].header_problem(file[1]), files)
         problems = [problem for problem in found if problem is not None]
     if problems:

@@ -114,7 +114,8 @@ def _chosen(images: ImageSet, key: Sequence[int], how_many: Callable[[int], int]
         np.random.default_rng((*key, label, domain + 1)).permutation(positions)[: how_many(len(positions))]
         for (label, domain), positions in image_groups(images).items()
     ]
-    return np.sort(np.concatenate(chosen))
+    # np.concatenate needs one array, and an empty set has no groups.
+    return np.sort(np.concatenate([np.empty(0, dtype=np.int64), *chosen]))
 
 
 def validate_dataset(dataset: Dataset, report: Report = refuse) -> None:

@@ -8,6 +8,7 @@ from typing import Literal
 
 from cflat._ranges import Count, checked
 from cflat._registry import Registry
+from cflat._statistics import CIFAR_MEAN, CIFAR_STD
 from cflat.data.transforms import (
     Brightness,
     Flip,
@@ -19,8 +20,6 @@ from cflat.data.transforms import (
     Transform,
 )
 
-# Of CIFAR-100, as in PyCIL and PILOT.
-CIFAR_MEAN, CIFAR_STD = (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 

@@ -135,7 +135,8 @@ class BatchLoader:
         rank: Which of the ``world_size`` processes this is.
         world_size: Number of processes that share each step.
         device: Where batches are transformed and end up.
-        prefetch: Batches to prepare ahead on a background thread; 0 prepares them in the calling thread.
+        prefetch: Batches to prepare ahead on a background thread; 0 prepares them in the calling thread, as do image
+            files that worker processes decode, whatever the number.
     """
 
     images: ImageSet

@@ -9,11 +9,11 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+import struct
 import threading
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
@@ -280,16 +280,11 @@ def decode_image(path: Path, short_side: int | None = None) -> Tensor:
 
     Of an animation, this is the first image. Alpha is dropped.
     """
-    with _reading(path) as file:
-        with warnings.catch_warnings():
-            # Ours is the lower limit: what PIL only warns about is rejected or fits.
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            opened = _open_image(file)
-        with opened as image:
-            plain = _eight_bits(image)
-            # A palette with alpha per entry makes PIL warn unless it goes through RGBA.
-            rgb = (plain.convert("RGBA") if "transparency" in plain.info else plain).convert("RGB")
-            turn = _TURNS.get(_orientation(image))
+    with _reading(path) as file, _open_image(file) as image:
+        plain = _eight_bits(image)
+        # A palette with alpha per entry makes PIL warn unless it goes through RGBA.
+        rgb = (plain.convert("RGBA") if "transparency" in plain.info else plain).convert("RGB")
+        turn = _TURNS.get(_orientation(image))
     if rgb.width * rgb.height > LARGE_PIXELS:
         rgb = rgb.reduce(math.ceil(math.sqrt(rgb.width * rgb.height / LARGE_PIXELS)))
     if short_side is not None and min(rgb.size) > short_side:
@@ -303,7 +298,7 @@ def decode_image(path: Path, short_side: int | None = None) -> Tensor:
 
 def _open_image(file: BinaryIO) -> Image.Image:
     """Open an image, and reject by its header, before a pixel is decoded, what no image of a dataset is like."""
-    image = Image.open(file, formats=FORMATS)
+    image = _identified(file)
     width, height = image.size
     if min(width, height) == 0:
         raise ValueError("it has no pixels")
@@ -314,6 +309,21 @@ def _open_image(file: BinaryIO) -> Image.Image:
     if image.mode == "I" and image.format not in _SCALED:
         raise ValueError("its pixels are whole numbers of 32 bits, whose range is not known; save it with 8 or 16 bits")
     return image
+
+
+def _identified(file: BinaryIO) -> Image.Image:
+    """Do as `Image.open` without its check of the size: ours has the lower limit."""
+    # PIL warns of large images. Filters of warnings belong to the whole process, and images are decoded on threads.
+    Image.init()
+    prefix = file.read(16)
+    for name in FORMATS:
+        factory, accept = Image.OPEN[name]
+        if accept is not None and accept(prefix) is True:
+            file.seek(0)
+            # What PIL takes for a file of another format.
+            with suppress(SyntaxError, IndexError, TypeError, struct.error):
+                return factory(file, "")
+    raise UnidentifiedImageError
 
 
 def _orientation(image: Image.Image) -> int:

@@ -187,7 +187,11 @@ class Normalize:
 
 
 def _is_dense(images: Tensor) -> bool:
-    """Whether to crop by matrix products: a matter of size alone, lest the batch changes an image."""
+    """Whether to crop by matrix products: a matter of device and size alone, lest the batch changes an image.
+
+    On a GPU always: a call for each image would take longer. Products return floats; a CPU rounds crops of larger
+    images to 8 bits, as torchvision does, hence the devices differ by up to one of the 255 levels.
+    """
     return images.is_cuda or images.shape[-1] * images.shape[-2] <= DENSE_RESAMPLE_PIXELS
 
 

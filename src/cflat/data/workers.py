@@ -37,6 +37,8 @@ def decoded_ahead(store: FilePixels, steps: Sequence[Indices], num_workers: int)
         sampler=(store.missing(rows) for rows in steps),  # of each step when its turn comes
         num_workers=num_workers,
         prefetch_factor=AHEAD,
+        # Its own: each start draws a seed for the workers, by default from the numbers that methods draw from.
+        generator=torch.Generator(),
         worker_init_fn=_leave_signals_to_the_trainer,
     )
     for packed in loader:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional
 
-from cflat._settings import Count, Fraction, NotNegative, settings_class
+from cflat._settings import Count, Fraction, Positive, settings_class
 from cflat.data import Batch, Task
 from cflat.methods import Loss, Method, Phase, StreamInfo
 from cflat.methods._feature_cache import FeatureCache
@@ -22,7 +22,7 @@ class AdapterConfig:
     """Hidden width of each adapter; at least 1."""
     dropout: Fraction = 0.1
     """Probability of dropping a hidden unit of an adapter in training; in [0, 1)."""
-    scale: NotNegative = 0.1
+    scale: Positive = 0.1
     """Scale of the adapter output; above 0."""
 
     def make_adapters(self, backbone: Backbone) -> AdapterSet:

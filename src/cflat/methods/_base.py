@@ -147,6 +147,8 @@ class Method(nn.Module):
     @abstractmethod
     def grow(self, task: Task) -> None:
         """Extend the structure for ``task`` (heads, blocks, teachers); needs no data, also called on restore."""
+        # Nothing else enforces the abstract methods, as nn.Module is no ABC.
+        raise NotImplementedError
 
     def phases(self, task: Task) -> tuple[Phase, ...]:
         """Return the training phases of ``task``; none for a method that only collects statistics."""
@@ -187,7 +189,7 @@ class Method(nn.Module):
     @abstractmethod
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
         """Return the loss of a prepared batch; called several times per step, must be pure."""
-        # Nothing enforces the abstract methods, as nn.Module is no ABC: a method without phases needs no loss.
+        # Only when it is called: a method without phases needs no loss.
         raise NotImplementedError
 
     def before_update(self, batch: Batch) -> None:

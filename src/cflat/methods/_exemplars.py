@@ -43,16 +43,18 @@ class MemoryConfig(BudgetConfig):
     def make_memory(self, info: StreamInfo) -> ExemplarMemory:
         """Return an empty memory; raise, before anything is trained, if classes of the stream will find no room."""
         total, per_class = self.budget
-        # Where domains share labels, every task brings every class, and the quota of a class is divided among them.
-        is_shared = info.scenario == "domain" and info.label_modulus is None
-        least = (info.num_tasks or 1) if is_shared else 1
+        # Where domains share labels, every task brings every class, and in blurry streams every task may: the quota of
+        # a class is divided among them.
+        is_blurry = info.scenario == "blurry"
+        is_shared = is_blurry or (info.scenario == "domain" and info.label_modulus is None)
+        least, part = (info.num_tasks or 1) if is_shared else 1, "task" if is_blurry else "domain"
         if per_class is not None and per_class < least:
             raise ValueError(
-                f"method.memory_per_class must be at least {least}, one image for each domain, got {per_class}."
+                f"method.memory_per_class must be at least {least}, one image for each {part}, got {per_class}."
             )
         if total is not None and total // info.num_classes < least:
             least *= info.num_classes
-            each = "class and domain" if is_shared else "class"
+            each = f"class and {part}" if is_shared else "class"
             raise ValueError(f"method.memory_total must be at least {least}, one image for each {each}, got {total}.")
         return ExemplarMemory(total=total, per_class=per_class, selection=self.selection)
 

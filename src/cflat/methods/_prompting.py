@@ -1,4 +1,5 @@
 """What L2P and DualPrompt share: a frozen ViT that chooses its prompts by its plain features, and both evaluations.
+CODA-Prompt shares the frozen ViT.
 
 The plain features of an image (its query) depend on no trained weight. In training they are computed once per step,
 together with the prompt ids; at test time once per run.
@@ -34,25 +35,30 @@ class PromptConfig:
     """Weight of the term that pulls the chosen keys to the queries; at least 0."""
 
 
-class PromptedViT(nn.Module, Generic[Prompts]):
-    """A frozen ViT with prompts and a linear head.
+class FrozenViT(nn.Module):
+    """A frozen ViT on which prompts act from ``first_block`` on: up to it, all evaluations give the same tokens."""
 
-    Blocks before the prompts' ``first_block``, on which none acts, give the same tokens in every evaluation.
-    """
-
-    def __init__(self, backbone: Backbone, prompts: Prompts) -> None:
+    def __init__(self, backbone: Backbone, first_block: int) -> None:
         super().__init__()
         self.backbone = freeze(backbone)
-        self.prompts: Prompts = prompts
-        self.head = LinearHead(backbone.feature_dim, init="truncated_normal")
+        self.first_block = first_block
 
     def tokens(self, images: Tensor) -> Tensor:
         """Return what enters the first prompted block, (B, N, D)."""
-        return vit.run_blocks(self.backbone, vit.embed(self.backbone, images), stop=self.prompts.first_block)
+        return vit.run_blocks(self.backbone, vit.embed(self.backbone, images), stop=self.first_block)
 
     def query(self, tokens: Tensor) -> Tensor:
         """Return the plain features (B, D) of images, given their tokens."""
-        return vit.pool(self.backbone, vit.run_blocks(self.backbone, tokens, self.prompts.first_block))
+        return vit.pool(self.backbone, vit.run_blocks(self.backbone, tokens, self.first_block))
+
+
+class PromptedViT(FrozenViT, Generic[Prompts]):
+    """A frozen ViT with prompts and a linear head."""
+
+    def __init__(self, backbone: Backbone, prompts: Prompts) -> None:
+        super().__init__(backbone, prompts.first_block)
+        self.prompts: Prompts = prompts
+        self.head = LinearHead(backbone.feature_dim, init="truncated_normal")
 
     def features(self, tokens: Tensor, ids: Tensor) -> Tensor:
         """Return prompted features (B, D) of images, given their tokens and prompt ids."""
@@ -79,10 +85,12 @@ class PromptMethod(Method):
     @abstractmethod
     def training_ids(self, query: Tensor) -> Tensor:
         """Return the prompt ids of training images."""
+        raise NotImplementedError
 
     @abstractmethod
     def test_ids(self, query: Tensor, *, batchwise: bool) -> Tensor:
         """Return the prompt ids of test images, each choosing for itself or all those that most of them want."""
+        raise NotImplementedError
 
     def grow(self, task: Task) -> None:
         """Add outputs for the new classes."""

@@ -8,13 +8,14 @@ orthogonal. Unlike L2P and DualPrompt nothing is chosen, so that the mixture is 
 from __future__ import annotations
 
 from torch import Tensor, nn
-from torch.nn import functional
 
 from cflat._settings import Count, CountOrZero, NotNegative, settings_class
 from cflat.data import Batch, Task
 from cflat.methods import Loss, Method, StreamInfo, register_method
+from cflat.methods._classifier import classify
 from cflat.methods._feature_cache import FeatureCache
-from cflat.nn import Backbone, LinearHead, PromptComponents, freeze, vit
+from cflat.methods._prompting import FrozenViT
+from cflat.nn import Backbone, LinearHead, PromptComponents, vit
 
 
 @settings_class
@@ -56,7 +57,7 @@ class CODAPrompt(Method):
         """Freeze the components of before, add new ones and outputs for the new classes."""
         self.classes = task.classes
         self.network.components.grow(self.config.components)
-        self.network.head.grow(task.classes.stop - self.network.head.num_classes)
+        self.network.head.grow_to(task.classes.stop)
 
     def prepare(self, batch: Batch) -> Batch:
         """Add tokens and queries, which no trained weight changes."""
@@ -66,8 +67,7 @@ class CODAPrompt(Method):
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
         """Classify among the classes of the task and keep the components orthogonal."""
         logits = model(batch.extras["tokens"], batch.extras["query"])
-        own = logits[:, self.classes.start : self.classes.stop]  # as logits of -inf for all other classes
-        parts = {"classify": functional.cross_entropy(own, batch.labels - self.classes.start)}
+        parts = {"classify": classify(logits, batch.labels, self.classes)}
         if self.config.orthogonality > 0:
             parts["orthogonality"] = self.config.orthogonality * self.network.components.orthogonality()
         return Loss(parts)
@@ -79,27 +79,17 @@ class CODAPrompt(Method):
         return {"logits": self.network(tokens, query)}
 
 
-class ComponentViT(nn.Module):
+class ComponentViT(FrozenViT):
     """A frozen ViT with prompt components and a linear head."""
 
     def __init__(self, backbone: Backbone, components: PromptComponents) -> None:
-        super().__init__()
-        self.backbone = freeze(backbone)
+        super().__init__(backbone, components.first_block)
         self.components = components
         # Outputs of different tasks are never trained together: what they start with remains as noise between them.
         self.head = LinearHead(backbone.feature_dim, init="truncated_normal")
 
-    def tokens(self, images: Tensor) -> Tensor:
-        """Return what enters the first prompted block, (B, N, D)."""
-        return vit.run_blocks(self.backbone, vit.embed(self.backbone, images), stop=self.components.first_block)
-
-    def query(self, tokens: Tensor) -> Tensor:
-        """Return the plain features (B, D) of images, given their tokens."""
-        return vit.pool(self.backbone, vit.run_blocks(self.backbone, tokens, self.components.first_block))
-
     def forward(self, tokens: Tensor, query: Tensor) -> Tensor:
         """Return logits (B, classes) of images, given their tokens and queries."""
         prefixes, wanted = self.components.prefixes(query), vit.num_read(self.backbone)
-        first = self.components.first_block
-        outputs = vit.run_blocks(self.backbone, tokens, first, prefixes=prefixes, num_outputs=wanted)
+        outputs = vit.run_blocks(self.backbone, tokens, self.first_block, prefixes=prefixes, num_outputs=wanted)
         return self.head(vit.pool(self.backbone, outputs))

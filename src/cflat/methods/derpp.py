@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from cflat._settings import NotNegative, settings_class
-from cflat.data import Batch
+from cflat.data import Batch, Task
 from cflat.methods import Loss, register_method
 from cflat.methods._reservoir import ReservoirConfig, ReservoirReplay
 
@@ -52,6 +52,10 @@ class DERpp(ReservoirReplay):
             parts["logits"] = self.config.alpha * kept
             parts["replay"] = self.config.beta * functional.cross_entropy(model(labelled.images), labelled.labels)
         return Loss(parts, {"logits": logits.detach()})
+
+    def made_up_outputs(self, task: Task) -> dict[str, Tensor]:
+        """Return logits of the width that the task has."""
+        return {"logits": torch.zeros(len(task.train), task.classes.stop)}
 
 
 def squared_distance(logits: Tensor, stored: Tensor, widths: Tensor) -> Tensor:

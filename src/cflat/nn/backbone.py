@@ -19,6 +19,7 @@ from cflat._errors import DataError
 from cflat._lazy import LazyModule
 from cflat._ranges import Count, Fraction, check, checked
 from cflat._registry import Registry
+from cflat._statistics import CIFAR_MEAN, CIFAR_STD
 from cflat.nn.blocks import host_
 from cflat.nn.small import MLP, Identity, ResNet8, ResNet32, SmallCNN
 from cflat.nn.weights import load_weights_
@@ -28,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 Family = Literal["vit", "resnet", "other"]
 
-_CIFAR: dict[str, Any] = {"image_size": 32, "mean": (0.5071, 0.4867, 0.4408), "std": (0.2675, 0.2565, 0.2761)}
+_CIFAR: dict[str, Any] = {"image_size": 32, "mean": CIFAR_MEAN, "std": CIFAR_STD}
 _HALF = (0.5, 0.5, 0.5)
 _RESNET: dict[str, Any] = {"zero_init_last": False}
 """Residual branches start as in torchvision and PyCIL, not at zero as in timm."""

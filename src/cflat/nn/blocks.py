@@ -8,12 +8,15 @@ an instance of a subclass of its own class, as FSDP2 does it: names, state dicts
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
+from itertools import count
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+
+from cflat.nn.ranks import current_share, sharing
 
 T = TypeVar("T")
 
@@ -37,9 +40,8 @@ class HostBlock(nn.Module):
         if not self.forgets or not torch.is_grad_enabled():
             return run(*inputs, **options)
         norms = [part for part in self.modules() if isinstance(part, _BatchNorm) and part.track_running_stats]
-        context: dict[str, Any] = {"context_fn": lambda: (nullcontext(), _statistics_kept(norms))} if norms else {}
         # The reentrant kind has no gradients where inputs need none: prefixes in the first block of a frozen network.
-        return checkpoint(run, *inputs, use_reentrant=False, **context, **options)
+        return checkpoint(_repeatable(run, norms), *inputs, use_reentrant=False, **options)
 
 
 def host_(block: nn.Module) -> HostBlock:
@@ -60,6 +62,19 @@ def inside(block: nn.Module, function: Callable[..., T], *inputs: Any) -> T:
     return block(*inputs, function=function)
 
 
+def _repeatable(run: Callable[..., T], norms: list[Any]) -> Callable[..., T]:
+    """Return ``run`` such that all calls but the first repeat it: with the same shared batch, which is not counted."""
+    calls, share = count(), current_share()
+
+    def run_or_repeat(*inputs: Any, **options: Any) -> T:
+        if next(calls) == 0:
+            return run(*inputs, **options)
+        with sharing(share), _statistics_kept(norms):
+            return run(*inputs, **options)
+
+    return run_or_repeat
+
+
 @contextmanager
 def _statistics_kept(norms: list[Any]) -> Iterator[None]:
     """Normalise by the batch without counting it in."""
@@ -69,5 +84,5 @@ def _statistics_kept(norms: list[Any]) -> Iterator[None]:
     try:
         yield
     finally:
-        for norm, (momentum, count) in zip(norms, before, strict=True):
-            norm.momentum, norm.num_batches_tracked = momentum, count
+        for norm, (momentum, counter) in zip(norms, before, strict=True):
+            norm.momentum, norm.num_batches_tracked = momentum, counter

@@ -48,8 +48,9 @@ class PromptComponents(nn.Module):
         ):
             members.requires_grad_(False)
             old = [member.flatten(2) for member in members]
-            layers = [orthonormal(num_new, width, [part[i] for part in old]) for i in range(len(self.layers))]
-            made = torch.stack(layers) if layers else torch.empty(0, num_new, width)
+            made = torch.stack(
+                [orthonormal(num_new, width, [part[i] for part in old]) for i in range(len(self.layers))]
+            )
             shape = (self.length, self.dim) if members is self.prompts else (self.dim,)
             device = old[0].device if old else None
             members.append(nn.Parameter(made.unflatten(2, shape).to(device)))

@@ -191,11 +191,12 @@ class NearestMeanHead(GrowingModule):
         if not len(labels):
             return
         self.grow_to(int(labels.max()) + 1)
+        features = features.to(self.sums.dtype)
         if self.metric == "euclidean":
             features = functional.normalize(features, dim=1)
         # A product instead of index_add_, whose order of additions is undefined on GPUs.
         membership = functional.one_hot(labels, self.num_classes).to(self.sums.dtype)  # (B, C)
-        self.sums += membership.T @ features.to(self.sums.dtype)
+        self.sums += membership.T @ features
         self.counts += membership.sum(0)
 
     def forward(self, features: Tensor) -> Tensor:

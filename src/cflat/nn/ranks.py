@@ -7,7 +7,7 @@ or several.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
@@ -17,27 +17,43 @@ from torch.autograd import Function
 from torch.overrides import TorchFunctionMode
 
 
-class _Share(NamedTuple):
+class Share(NamedTuple):
     """This rank's part of a batch, as given to `shared_batch`."""
 
     num_images: int
     total: int
     is_filler: bool
+    syncs_batchnorm: bool
 
 
-_share: ContextVar[_Share | None] = ContextVar("share", default=None)
+_share: ContextVar[Share | None] = ContextVar("share", default=None)
 
 
-@contextmanager
-def shared_batch(num_images: int, total: int, *, is_filler: bool, syncs_batchnorm: bool = True) -> Iterator[None]:
+def shared_batch(
+    num_images: int, total: int, *, is_filler: bool, syncs_batchnorm: bool = True
+) -> AbstractContextManager[None]:
     """Let what is computed inside, forward and backward, be that of the whole batch which the ranks share.
 
     ``num_images`` are on this rank, a filler among them if it has none of its own, and ``total`` on all ranks, without
     fillers. ``syncs_batchnorm`` lets BatchNorm take its statistics over all ranks.
     """
-    token = _share.set(_Share(num_images, total, is_filler))
+    return sharing(Share(num_images, total, is_filler, syncs_batchnorm))
+
+
+def current_share() -> Share | None:
+    """Return what `sharing` needs for a part of the forward pass that the backward pass will repeat."""
+    return _share.get()
+
+
+@contextmanager
+def sharing(share: Share | None) -> Iterator[None]:
+    """Enter a shared batch again, from anywhere.
+
+    Torch runs the backward pass outside of the mode below, and on GPUs in threads that see no context variables.
+    """
+    token = _share.set(share)
     try:
-        with _BatchNormOverRanks() if syncs_batchnorm else nullcontext():
+        with _BatchNormOverRanks() if share is not None and share.syncs_batchnorm else nullcontext():
             yield
     finally:
         _share.reset(token)

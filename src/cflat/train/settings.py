@@ -134,7 +134,7 @@ class RuntimeSettings:
     exact_times: Annotated[Flag, NEUTRAL] = True
     """Synchronize with the GPU several times per step for exact timings; false trains slightly faster."""
     prefetch: Annotated[CountOrZero, Field(le=4096), NEUTRAL] = 0
-    """Number of batches to prepare ahead on a background thread."""
+    """Number of batches to prepare ahead on a background thread; no effect where data.workers decode image files."""
 
     @property
     def num_ranks(self) -> int:

@@ -78,7 +78,7 @@ def _load(path: Path, make_store: Callable[[Any, str], PixelStore]) -> Dataset:
     train, test = sets
     class_names = _names(arrays, "class_names", train.labels, path)
     domain_names = None if train.domains is None else _names(arrays, "domain_names", train.domains, path)
-    split = tuple(_integers(arrays, "split", 2, path).tolist()) if "split" in arrays else None
+    split = _split(arrays["split"], len(class_names), path) if "split" in arrays else None
     return Dataset(path.stem, train, test, class_names, domain_names, split)
 
 
@@ -154,6 +154,18 @@ def _integers(arrays: Arrays, name: str, count: int, path: Path) -> npt.NDArray[
             f"{name} of {str(path)!r} holds {int(array.max())}, which is too large for a label or a domain."
         )
     return array.astype(np.int64)
+
+
+def _split(array: npt.NDArray[np.generic], num_classes: int, path: Path) -> tuple[int, int]:
+    """Return the usual (initial, increment) of a stream."""
+    if array.shape == (2,) and np.issubdtype(array.dtype, np.integer):
+        initial, increment = array.tolist()
+        if 0 <= initial <= num_classes and increment >= 1:
+            return initial, increment
+    raise DataError(
+        f"split of {str(path)!r} must be two whole numbers: the classes of the first task, 0 (as many as in the others)"
+        f" to {num_classes}, and of each later one, at least 1; got {shortened(str(array.tolist()), 100)}."
+    )
 
 
 def _names(arrays: Arrays, name: str, numbers: npt.NDArray[np.int64], path: Path) -> tuple[str, ...]:
