@@ -24,7 +24,7 @@ from cflat.train import (
     TrainingInterrupted,
     TrainSettings,
 )
-from cflat.train.shards import whole
+from cflat.train.shards import gather_whole
 from runs import IMAGE_SIZE, tiny_inputs, tiny_stream
 
 CASES = {
@@ -98,7 +98,7 @@ def learn(case: str, runtime: Runtime, folder: Path | None = None, stop_after: i
         should_stop=lambda: stop_after is not None and next(asked) >= stop_after,
     ).run(resume=folder is not None)
     return {
-        "state": whole(method.state_dict(), keeps=True),
+        "state": gather_whole(method.state_dict(), keep=True),
         "extra": method.extra_state(),
         "correct": {name: matrix.to_dict() for name, matrix in result.accuracy.items()},
         "evaluations": result.cost.evaluations,

@@ -16,7 +16,7 @@ from cflat._ranges import Count, CountOrZero, Fraction, NotNegative, Positive, R
 if TYPE_CHECKING:
     from decimal import Decimal
 
-VALUES = (-1, 0, 1, 2, 2.5, 0.5, 1.0, 5, math.nan, math.inf, True, False, "1", None, [1])
+VALUES = (-1, 0, 1, 2, 2.5, 0.5, 1.0, 5, 10**400, -(10**400), math.nan, math.inf, True, False, "1", None, [1])
 KINDS = {
     "positive": Positive,
     "not negative": NotNegative,
@@ -29,7 +29,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("value", VALUES, ids=repr)
+@pytest.mark.parametrize("value", VALUES, ids=lambda value: repr(value)[:20])
 def test_functions_and_files_accept_the_same_numbers(kind: str, value: object) -> None:
     @checked
     def function(number):

@@ -63,7 +63,7 @@ def reject_links(*folders: Path) -> None:
 
 
 @contextmanager
-def making_sense_of(path: str | Path, what: str) -> Iterator[None]:
+def translate_read_errors(path: str | Path, what: str) -> Iterator[None]:
     """Turn whatever goes wrong inside into a `DataError`: the file at ``path`` is not ``what`` it should be.
 
     For untrusted files, which can be wrong in more ways than can be listed.

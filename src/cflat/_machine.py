@@ -13,12 +13,17 @@ def free_memory() -> int | None:
     with suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         limits.append(1024 * int(next(line for line in lines if line.startswith("MemAvailable")).split()[1]))
-    with suppress(OSError, ValueError):  # in a container; "max" is no number
-        limits.append(
-            int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii"))
-            - int(Path("/sys/fs/cgroup/memory.current").read_text(encoding="ascii"))
-        )
+    with suppress(OSError, ValueError):  # in a container
+        limits.append(free_in_container(Path("/sys/fs/cgroup")))
     return min(limits) if limits else all_memory()
+
+
+def free_in_container(cgroup: Path) -> int:
+    """Return the bytes that a container may still allocate; raises ``ValueError`` if it has no limit ("max")."""
+    limit, current = (int((cgroup / f"memory.{name}").read_text(encoding="ascii")) for name in ("max", "current"))
+    counts = dict(line.split() for line in (cgroup / "memory.stat").read_text(encoding="ascii").splitlines())
+    # Files that were read stay in memory until something else needs it, and count as used all the while.
+    return limit - current + int(counts.get("inactive_file", 0))
 
 
 def all_memory() -> int | None:

@@ -20,7 +20,7 @@ from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
-from importlib.util import module_from_spec, spec_from_file_location
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -98,12 +98,24 @@ def require_recorded(records: Any, where: str | Path) -> None:
 
 def _problem(name: str, digest: str) -> str | None:
     """Return why a recorded plug-in must be named to be loaded, if it must."""
-    if name.endswith(".py") and not Path(name).is_file():
-        return "does not exist; name the file where it is now"
-    if name.endswith(".py") and _hash(name) != digest:
-        return "has changed since; restore it, or name it to use it as it is"
-    if f"{digest} {name}" not in _remembered():
-        return "was never named on this account; look at it, then name it"
+    is_known = f"{digest} {name}" in _remembered()
+    # A module only if it is known: finding it imports the packages around it.
+    if is_known or name.endswith(".py"):
+        file = _find(name)
+        if file is None:
+            return "does not exist; name the file where it is now"
+        if _hash(file) != digest:
+            return "has changed since; restore it, or name it to use it as it is"
+    return None if is_known else "was never named on this account; look at it, then name it"
+
+
+def _find(name: str) -> str | None:
+    """Return the file of a plug-in, given by its path or as a module, or None if there is none."""
+    if name.endswith(".py"):
+        return name if Path(name).is_file() else None
+    with suppress(Exception):  # the packages around it can raise anything
+        spec = find_spec(name)
+        return None if spec is None else spec.origin
     return None
 
 

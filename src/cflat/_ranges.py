@@ -38,7 +38,7 @@ class Range:
         return (
             isinstance(value, int | float)
             and not isinstance(value, bool)
-            and math.isfinite(value)
+            and _is_finite(value)
             and (not self.integer or float(value).is_integer())
             and (self.above is None or value > self.above)
             and (self.at_least is None or value >= self.at_least)
@@ -55,9 +55,22 @@ class Range:
                 raise PydanticCustomError("truth_value", "Input should be a number")
             return value
 
+        def reject_huge(value: Any) -> Any:
+            if not _is_finite(value):
+                raise PydanticCustomError("too_large", "Input should be at most 1.8e308 in magnitude")
+            return value
+
         bounds = {"gt": self.above, "ge": self.at_least, "lt": self.below, "le": self.at_most}
         schema = {**handler(source), **{name: bound for name, bound in bounds.items() if bound is not None}}
-        return core_schema.no_info_before_validator_function(reject_booleans, schema)
+        finite = core_schema.no_info_after_validator_function(reject_huge, schema)
+        return core_schema.no_info_before_validator_function(reject_booleans, finite)
+
+
+def _is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer that no float can hold
+        return False
 
 
 Number = Annotated[float, Range()]

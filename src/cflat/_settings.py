@@ -26,6 +26,7 @@ __all__ = [
     "Pixels",
     "Positive",
     "Share",
+    "read_flag",
     "settings_class",
 ]
 
@@ -50,9 +51,16 @@ CountOrZero = Annotated[_ranges.CountOrZero, Field(le=LARGEST)]
 Pixels = Annotated[int, _ranges.Range(at_least=4, at_most=8192, integer=True)]
 Measured = Annotated[float, AllowInfNan(True), BeforeValidator(lambda value: math.nan if value is None else value)]
 """A result that may be NaN; JSON holds null then."""
-Flag = Annotated[bool, Strict(), BeforeValidator(lambda value: _WORDS.get(str(value).lower(), value))]
 _WORDS = {"yes": True, "on": True, "no": False, "off": False}
 """Text in YAML 1.2; booleans where a key accepts nothing else."""
+
+
+def read_flag(value: Any) -> Any:
+    """Return the boolean that a word such as ``on`` stands for; everything else as it is."""
+    return _WORDS.get(str(value).lower(), value)
+
+
+Flag = Annotated[bool, Strict(), BeforeValidator(read_flag)]
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)

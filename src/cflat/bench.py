@@ -135,8 +135,9 @@ def run(
     """
     config = resolve_config(_layer(method=method, data=data, optimizer=optimizer, **keys))
     # Resuming is idempotent: a script runs the same line the first time and after a crash.
-    is_begun = resume and out is not None and RunFolder(Path(out)).config_file.is_file()
-    if is_begun and out is not None and RunFolder(Path(out)).load_config() != config:
+    folder = RunFolder(Path(out)) if resume and out is not None else None
+    is_begun = folder is not None and folder.config_file.is_file()
+    if folder is not None and is_begun and folder.load_config() != config:
         raise ConfigError(f"{str(out)!r} holds a run with another configuration; choose another out.")
     summary = run_config(config, out, resume=is_begun, observers=observers)
     return Run(summary, None if out is None else Path(out))

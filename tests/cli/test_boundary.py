@@ -132,6 +132,18 @@ def test_what_no_machine_can_hold_is_refused_before_it_is_allocated(
     assert "error.log" not in text  # it did not come as far as the training
 
 
+def test_files_that_a_container_has_read_leave_their_memory_free(tmp_path: Path) -> None:
+    from cflat._machine import free_in_container
+
+    (tmp_path / "memory.max").write_text("1000\n")
+    (tmp_path / "memory.current").write_text("900\n")
+    (tmp_path / "memory.stat").write_text("anon 100\nfile 800\ninactive_file 700\nactive_file 100\n")
+    assert free_in_container(tmp_path) == 800
+    (tmp_path / "memory.max").write_text("max\n")
+    with pytest.raises(ValueError, match="max"):
+        free_in_container(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("method", "settings"),
     [

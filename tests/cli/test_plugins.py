@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import shutil
@@ -12,6 +13,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from cflat import DataError, _plugins
+from cflat._plugins import load_plugins, loaded_plugins, require_recorded
 from cflat.bench import runs_frame
 from cflat.cli.main import run_app
 from cflat.optim import list_optimizers
@@ -192,6 +195,39 @@ def test_a_recorded_plugin_runs_only_as_the_user_knows_it(
     assert "half_step" not in list_optimizers()  # no line of it was carried out
 
 
+@pytest.mark.parametrize("change", ["none", "changed", "missing"])
+def test_a_recorded_module_runs_only_as_the_user_knows_it(
+    change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("CFLAT_PLUGINS", "")
+    monkeypatch.syspath_prepend(tmp_path)
+    package = tmp_path / f"package_{change}"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    module, name = package / "module.py", f"{package.name}.module"
+    module.write_text("NUMBER = 1\n")
+    monkeypatch.setattr(_plugins, "_loaded", {})
+    load_plugins([name])
+    records = loaded_plugins()
+    # As in a later process.
+    monkeypatch.setattr(_plugins, "_loaded", {})
+    del sys.modules[name]
+    if change == "none":
+        require_recorded(records, "runs/a")
+        assert sys.modules[name].NUMBER == 1
+        return
+    if change == "changed":
+        module.write_text("NUMBER = 2 + 0\n")
+    else:
+        module.unlink()
+    importlib.invalidate_caches()
+    message = {"changed": "has changed since", "missing": "does not exist"}[change]
+    with pytest.raises(DataError, match=f"made with the plug-in '{name}', which {message}"):
+        require_recorded(records, "runs/a")
+    assert name not in sys.modules
+
+
 @pytest.mark.parametrize(
     ("file", "method"), [("ewc_method.py", "my_ewc"), ("si_method.py", "si"), ("agem_method.py", "agem")]
 )
@@ -228,7 +264,7 @@ class Impure(Finetune):
 """
 
 
-@pytest.mark.parametrize("error", ["KeyError('x')", "ValueError('a number')"])
+@pytest.mark.parametrize("error", ["KeyError('x')", "ValueError('a number')", "ZeroDivisionError('division by zero')"])
 def test_an_error_inside_a_plugin_names_file_and_line(error: str, tmp_path: Path) -> None:
     (tmp_path / "wrong.py").write_text(FAILING.replace("ERROR", error))
     chosen = ["--data", "digits", "--preset", "smoke", "--plugin", "wrong.py", "--quiet"]

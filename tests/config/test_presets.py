@@ -172,6 +172,12 @@ def test_the_users_budget_replaces_the_presets() -> None:
     assert (config.method.settings.memory_total, config.method.settings.memory_per_class) == (50, None)
 
 
+@pytest.mark.parametrize("word", [True, "yes", "On"])
+def test_an_online_stream_has_one_epoch_however_it_is_asked_for(word: object) -> None:
+    config = resolve("derpp", "digits", "cpu", stream={"online": word})
+    assert (config.stream.online, config.train.epochs, config.train.anytime_every) == (True, 1, 100)
+
+
 def test_what_the_user_says_wins() -> None:
     config = resolve("icarl", "cifar100", "paper", train={"epochs": 3}, optimizer={"name": "c_flat", "rho": 0.3})
     assert (config.train.epochs, config.train.batch_size) == (3, 32)

@@ -69,3 +69,22 @@ def test_the_loss_is_that_of_the_paper():
     wanted = wanted + 0.3 * functional.mse_loss(network(dark.images), stored["logits"])
     wanted = wanted + 0.7 * functional.cross_entropy(network(labelled.images), labels)
     torch.testing.assert_close(method.loss(network, batch).total, wanted)
+
+
+class Poison(Observer):
+    """Makes the logits of one step infinite."""
+
+    def on_step_start(self, epoch, objective, batch):
+        self.step = getattr(self, "step", -1) + 1
+        if self.step == 1:
+            batch.images.fill_(float("inf"))
+
+
+def test_a_discarded_step_leaves_nothing_in_the_memory():
+    stream = tiny_stream()
+    method = tiny_method("derpp", stream, config=DERppConfig(memory_per_class=50))
+    method.set_train_mode = method.network.eval  # BatchNorm would remember the infinite images
+    result = tiny_run(method, stream, epochs=1, observer=Poison())
+    assert result.cost.nonfinite_steps == 1
+    assert method.memory.num_seen == result.cost.images - 16
+    assert method.memory.state()["tensors"]["logits"].isfinite().all()

@@ -50,12 +50,12 @@ def configure(vectors: Path, *overrides: str) -> RunConfig:
     return resolve_config(parse_overrides([*fixed, *overrides]))
 
 
-def small(**backbone: object) -> RunConfig:
+def small(precision: str = "32", **backbone: object) -> RunConfig:
     return features_config(
         {
             "data": {"name": "digits", "train_per_class": 5, "test_per_class": 3},
             "backbone": {"name": "small_cnn", "weights": "random", "inputs": "none", **backbone},
-            "runtime": {"accelerator": "cpu"},
+            "runtime": {"accelerator": "cpu", "precision": precision},
         }
     )
 
@@ -182,6 +182,8 @@ def test_features_are_found_again_and_other_ones_are_refused(tmp_path: Path) -> 
         make_features(small(weights=str(weights)), path)
     with pytest.raises(DataError, match="not the same: inputs"):
         make_features(small(weights=str(tmp_path / "renamed.pt"), inputs="cifar"), path)
+    with pytest.raises(DataError, match="not the same: precision"):
+        make_features(small(weights=str(tmp_path / "renamed.pt"), precision="bf16"), path)
     assert path.read_bytes() == written
     path.write_bytes(written[:100])
     with pytest.raises(DataError, match="is not a features file"):

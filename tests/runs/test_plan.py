@@ -77,6 +77,18 @@ def test_counts_of_tasks_that_are_not_measured_are_those_of_the_run(method: str,
     assert found.flops == pytest.approx(done.cost.flops, rel=0.05)
 
 
+def test_a_task_without_test_images_is_measured_on_others() -> None:
+    """In a blurry stream, a task may bring training images of classes alone whose test images belong to another."""
+    chosen = config(
+        "method=derpp",
+        "stream={scenario: blurry, disjoint: 0, blur: 1}",
+        "data.test_per_class=1",
+        "stream.order_seed=4",
+    )
+    assert 0 in [task.test_images for task in plan.plan_run(chosen).tasks]
+    assert all(cost.seconds["testing"] > 0 for cost in plan.estimate(chosen).tasks)
+
+
 def test_the_command_predicts_and_trains_nothing(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     words = ["plan", "--method", "icarl", "--data", "digits", "--preset", "smoke", "--optimizer", "c_flat"]

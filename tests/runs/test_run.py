@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from lightning_fabric.accelerators import MPSAccelerator
 from PIL import Image
 from safetensors.torch import save_file
 
@@ -32,7 +33,7 @@ from cflat.runs.folder import RunFolder
 from cflat.runs.interrupts import StopRequest
 from cflat.runs.plan import plan_run
 from cflat.runs.run import assemble, run
-from cflat.train import Observer, TrainingInterrupted
+from cflat.train import Observer, Runtime, RuntimeSettings, TrainingInterrupted
 from cflat.train.checkpoint import CheckpointStore
 from runs import resume
 
@@ -76,6 +77,12 @@ def test_a_finished_run_is_read_not_repeated(finished: RunFolder) -> None:
     before = finished.summary_file.stat().st_mtime_ns
     assert without_time(resume(finished.path)) == without_time(finished.load_summary())
     assert finished.summary_file.stat().st_mtime_ns == before
+
+
+def test_a_finished_run_is_not_the_result_of_another_configuration(finished: RunFolder) -> None:
+    assert run(config("runtime.threads=1"), finished.path, resume=True).config == config()
+    with pytest.raises(DataError, match=r"begun with seed = 0, but now it is 1"):
+        run(config("seed=1"), finished.path, resume=True)
 
 
 def test_a_stopped_run_goes_on_to_the_same_result(finished: RunFolder, tmp_path: Path) -> None:
@@ -356,7 +363,6 @@ def test_strays_in_a_run_directory_do_no_harm(stopped: RunFolder, finished: RunF
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("runtime.accelerator=mps", "torch finds no such device"),
         ("runtime.precision=16", "needs a CUDA device"),
         ("backbone={name: 'timm:no_such_model', weights: random}", "no model 'no_such_model'"),
         ("backbone.weights=timm", "no published weights"),
@@ -365,6 +371,20 @@ def test_strays_in_a_run_directory_do_no_harm(stopped: RunFolder, finished: RunF
 def test_what_only_the_machine_can_tell_is_one_message_too(override: str, message: str, tmp_path: Path) -> None:
     with pytest.raises((ConfigError, DataError), match=message):
         run(config(override), tmp_path / "run")
+
+
+def test_apple_gpus_are_not_chosen_automatically(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have no float64; Fabric's own choice would be one."""
+    monkeypatch.setattr(MPSAccelerator, "is_available", staticmethod(lambda: True))
+    assert Runtime(RuntimeSettings()).device.type == ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def test_runs_use_deterministic_convolutions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", False)
+    Runtime(RuntimeSettings(accelerator="cpu"))
+    assert torch.backends.cudnn.deterministic
+    assert not torch.backends.cudnn.benchmark
 
 
 def test_missing_data_is_one_message(tmp_path: Path) -> None:

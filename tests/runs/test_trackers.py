@@ -94,6 +94,7 @@ def test_services_get_the_configuration_the_numbers_and_an_end(
 ) -> None:
     service = Service(name)
     monkeypatch.setitem(sys.modules, name, service)
+    (tmp_path / "run-1").mkdir()
     tracker = track_run(name, CONFIG, tmp_path / "run-1").make()
     tracker.log(3, {"task/avg": 0.5})
     tracker.close()
@@ -101,8 +102,18 @@ def test_services_get_the_configuration_the_numbers_and_an_end(
     assert service.calls[-2] == logged
     assert last == (closed, (), {})
     given = {key: value for _, _, kwargs in opening for key, value in kwargs.items()}
-    if name == "wandb":  # a resumed run goes on under the same name
-        assert (given["id"], given["resume"], given["config"]) == ("run-1", "allow", CONFIG.to_dict())
+    if name == "wandb":
+        assert (given["name"], given["resume"], given["config"]) == ("run-1", "allow", CONFIG.to_dict())
     else:
         assert given["run_name"] == "run-1"
         assert ("log_params", (flatten(CONFIG.to_dict()),), {}) in opening
+
+
+def test_a_resumed_run_continues_its_own_curves_and_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    service = Service("wandb")
+    monkeypatch.setitem(sys.modules, "wandb", service)
+    for folder in ("a", "b", "a"):
+        (tmp_path / folder / "run").mkdir(parents=True, exist_ok=True)
+        track_run("wandb", CONFIG, tmp_path / folder / "run").make()
+    first, other, resumed = (kwargs["id"] for _, _, kwargs in service.calls)
+    assert first == resumed != other

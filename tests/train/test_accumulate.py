@@ -12,6 +12,7 @@ import cflat
 from cflat.data import Batch
 from cflat.methods import StreamInfo, create_method, get_method_spec, list_methods
 from cflat.nn.backbone import create_backbone
+from cflat.runs.flatness_observer import FlatnessObserver
 from cflat.train import BaseSettings, Observer, OptimizerChoice, Trainer, TrainSettings
 from cflat.train.objective import Objective
 from runs import IMAGE_SIZE, cpu, tiny_inputs, tiny_method, tiny_stream
@@ -123,6 +124,14 @@ def test_only_one_micro_batch_has_a_graph_at_a_time():
     batch = Batch(torch.rand(16, 3, 8, 8), torch.arange(16) % 3, torch.arange(16))
     whole, parts = (Objective(method, method.network, cpu(), accumulate=count) for count in (1, 8))
     assert peak_of_graphs(parts, batch) < peak_of_graphs(whole, batch) / 4
+
+
+def test_flatness_is_measured_in_the_memory_of_a_micro_batch():
+    method, sizes, flatness = plain_method("finetune"), [], FlatnessObserver()
+    method.network.register_forward_pre_hook(lambda _, arguments: sizes.append(len(arguments[0])))
+    run(method, tiny_inputs(), observer=flatness, batch_size=SMALL, accumulate=PARTS)
+    assert max(sizes) == SMALL
+    assert set(flatness.values()) == {"sharpness", "eigenvalue"}
 
 
 def test_batchnorm_never_sees_a_single_image():

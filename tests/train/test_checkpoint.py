@@ -64,7 +64,7 @@ def test_no_flipped_bit_anywhere_in_a_file_is_accepted(tmp_path):
 def test_nothing_readable_is_a_clear_error(tmp_path):
     store = CheckpointStore(tmp_path)
     store.save({"number": 1}).write_bytes(b"gone")
-    with pytest.raises(DataError, match="all are damaged; start the run anew"):
+    with pytest.raises(DataError, match="all are damaged; restart the run from scratch"):
         store.load()
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
+import pytest
 import torch
 
 from cflat.optim import Telemetry
-from cflat.train.meter import WARMUP_STEPS, Meter, count_flops
+from cflat.train.meter import WARMUP_STEPS, Meter, count_flops, peak_memory_bytes
 
 
 class Clock:
@@ -52,6 +53,12 @@ def test_short_runs_are_measured_whole() -> None:
     assert meter.summary().images_per_second == 0.0
     train(meter, clock, WARMUP_STEPS + 1, images=4, step_seconds=2.0)
     assert meter.summary().images_per_second == 2.0
+
+
+def test_memory_of_a_run_on_a_cpu_is_not_that_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)  # a machine that has one
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda *_: 0)
+    assert peak_memory_bytes(torch.device("cpu")) > 1 << 20
 
 
 def test_phases_add_up_and_survive_a_restart() -> None:

@@ -8,8 +8,9 @@ import torch
 
 import cflat
 from cflat.methods import get_method_spec, list_methods
-from cflat.train import Observer, TrainingInterrupted
+from cflat.train import BaseSettings, Observer, TrainingInterrupted
 from cflat.train.observer import Observers
+from cflat.train.settings import list_bases
 from runs import tiny_method, tiny_run, tiny_stream
 
 
@@ -113,6 +114,14 @@ def test_crashes_anywhere_leave_no_trace(name, tmp_path):
 def test_every_optimizer_resumes(optimizer, settings, tmp_path):
     whole = run_to_end("icarl", None, [], optimizer=optimizer, settings=settings)
     broken = run_to_end("icarl", tmp_path, [7, 5, 9], optimizer=optimizer, settings=settings)
+    assert_same(whole, broken)
+
+
+@pytest.mark.parametrize("name", list_bases())
+def test_every_base_optimizer_resumes_within_a_phase(name, tmp_path):
+    base = BaseSettings(name=name, lr=0.01)
+    whole = run_to_end("finetune", None, [], base=base)
+    broken = run_to_end("finetune", tmp_path, [2, 4], base=base)
     assert_same(whole, broken)
 
 

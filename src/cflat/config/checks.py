@@ -12,7 +12,7 @@ from cflat.methods import get_method_spec, list_methods
 from cflat.nn.backbone import Family, get_backbone_spec, list_backbones
 from cflat.train.settings import BaseSettings, RuntimeSettings, TrainSettings, has_weight_decay
 
-ACCELERATORS = ("auto", "cpu", "cuda", "mps")
+ACCELERATORS = ("auto", "cpu", "cuda")
 STRATEGIES = ("auto", "ddp", "ddp_find_unused_parameters_true", "fsdp")
 VECTOR_BACKBONES = ("mlp", "identity")
 
@@ -97,7 +97,8 @@ def _check_stream(method: Choice, stream: StreamSettings, spec: DatasetSpec) -> 
     if stream.scenario == "domain" and not has_domains:
         raise ConfigError(f"stream.scenario 'domain' needs a dataset with domains; {spec.name!r} has none.")
     # Anything but the defaults was set by the user, and would be ignored silently.
-    if stream.scenario != "blurry" and (stream.disjoint, stream.blur) != (0.5, 0.1):
+    usual = StreamSettings()
+    if stream.scenario != "blurry" and (stream.disjoint, stream.blur) != (usual.disjoint, usual.blur):
         raise ConfigError("stream.disjoint and stream.blur are for blurry streams; set stream.scenario=blurry.")
     if stream.scenario != "domain" and (stream.labels != "shared" or stream.domain_order is not None):
         raise ConfigError("stream.labels and stream.domain_order are for domain streams; set stream.scenario=domain.")
@@ -157,6 +158,10 @@ def _check_base(base: BaseSettings) -> None:
 
 
 def _check_runtime(runtime: RuntimeSettings) -> None:
+    if runtime.accelerator == "mps":
+        raise ConfigError(
+            "runtime.accelerator 'mps' cannot be used: Apple GPUs lack float64, which runs need; use cpu."
+        )
     for key, known in (("accelerator", ACCELERATORS), ("strategy", STRATEGIES)):
         value = getattr(runtime, key)
         if value not in known:
@@ -164,8 +169,6 @@ def _check_runtime(runtime: RuntimeSettings) -> None:
             raise ConfigError(f"runtime.{key} must be one of {', '.join(known)}, got {quote(value)}.{near}")
     if runtime.precision == "16" and runtime.accelerator == "cpu":  # loss scaling is CUDA's
         raise ConfigError("runtime.precision 16 needs a GPU; use 32 or bf16 on a CPU.")
-    if runtime.accelerator == "mps" and runtime.num_ranks > 1:
-        raise ConfigError("runtime.accelerator 'mps' has one device; set runtime.devices=1.")
 
 
 def _check_shards(method: Choice, backbone: BackboneSettings) -> None:

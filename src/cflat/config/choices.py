@@ -10,6 +10,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from itertools import takewhile
+from textwrap import dedent
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
@@ -170,10 +172,9 @@ def _argument_docstrings(text: str) -> dict[str, str]:
     """Return the entries of the ``Args:`` section of a docstring, as Google and torch write them."""
     found: dict[str, str] = {}
     name = ""
-    for line in text.partition("Args:\n")[2].splitlines():
-        if not line.startswith("    "):
-            break
-        if line.startswith("     "):
+    section = takewhile(lambda line: line.startswith("    "), text.partition("Args:\n")[2].splitlines())
+    for line in dedent("\n".join(section)).splitlines():
+        if line.startswith(" ") and name:
             found[name] += " " + line.strip()
         elif entry := re.match(r"(\w+)(?: \(.*?\))? ?:\s*(.*)", line.strip()):  # torch writes the type after the name
             name = entry[1]

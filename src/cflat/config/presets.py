@@ -13,6 +13,7 @@ from typing import Any
 
 from cflat._errors import ConfigError
 from cflat._registry import require_known
+from cflat._settings import read_flag
 from cflat.config.checks import backbone_family
 from cflat.config.documents import Layer, merge
 from cflat.config.hyperparameters import CPU, DIGITS, PAPER, PILOT, RHO, SCRATCH, USUAL_RHO, VECTORS, Hyperparameters
@@ -57,7 +58,7 @@ def resolve_config(user: Mapping[str, Any]) -> RunConfig:
     optimizer, backbone = (require_mapping(chosen.get(key) or {}, key) for key in ("optimizer", "backbone"))
     defaults = preset_layer(preset, method, data, backbone.get("name"))
     defaults["optimizer"] = _optimizer(optimizer, method.name)
-    if require_mapping(chosen.get("stream") or {}, "stream").get("online") is True:
+    if read_flag(require_mapping(chosen.get("stream") or {}, "stream").get("online")) is True:
         every = ONLINE_EVERY[data.is_light]
         defaults = merge(defaults, {"train": {"epochs": 1, "first_epochs": None, "anytime_every": every}})
     # A preset may state the memory in the other way.

@@ -202,8 +202,9 @@ class Method(nn.Module):
     def after_step(self, seen: Seen) -> None:
         """Follow the weights or the images from step to step: importance, averaged teachers, reservoirs.
 
-        Called once per step, without gradients, after the update; ``.grad`` still holds the direction. What it changes
-        must be in parameters, buffers or `extra_state`, which every checkpoint holds.
+        Called once per step, without gradients, after the update; ``.grad`` still holds the direction. Not called after
+        a step that was discarded because it met Inf or NaN. What it changes must be in parameters, buffers or
+        `extra_state`, which every checkpoint holds.
         """
 
     def finish_task(self, task: Task, extract: Extract) -> None:

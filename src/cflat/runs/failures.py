@@ -17,6 +17,7 @@ from cflat._machine import is_out_of_memory
 from cflat._plugins import place_in_plugin
 from cflat.config.run_config import RunConfig
 from cflat.methods import Method
+from cflat.optim.engine import NonFiniteError
 
 LOG = "error.log"
 NO_ANSWER = ("gloo", "nccl", "connection closed by peer", "connection reset by peer")
@@ -103,7 +104,9 @@ def _sentence(error: Exception, config: RunConfig, method: Method) -> tuple[type
 
 def _has_diverged(error: Exception, method: Method) -> bool:
     """Whether an error comes of numbers that are not finite: by its type, or because the weights are not."""
-    if isinstance(error, np.linalg.LinAlgError | torch.linalg.LinAlgError | ArithmeticError):  # type: ignore[attr-defined]
+    # Not every ArithmeticError: dividing by zero is a bug of whoever divides.
+    overflows = (NonFiniteError, OverflowError, FloatingPointError)
+    if isinstance(error, (np.linalg.LinAlgError, torch.linalg.LinAlgError, *overflows)):  # type: ignore[attr-defined]
         return True
     if not isinstance(error, ValueError | RuntimeError):
         return False

@@ -1,7 +1,8 @@
 """Features of a frozen backbone, computed once, kept in a file, and shared by all runs on ``features:PATH``.
 
-The file remembers what it was made from: images, network, weights (by content, not by name) and test transform. Asked
-again for the same, `make_features` finds it; asked for something else under the same path, it raises DataError.
+The file remembers what it was made from: images, network, weights (by content, not by name), test transform and
+precision. Asked again for the same, `make_features` finds it; asked for something else under the same path, it raises
+DataError.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ class FeaturesOrigin:
     """Hash of every weight and buffer."""
     inputs: str
     """The test transform."""
+    precision: str
+    """Of the forward pass."""
     version: int = VERSION
 
     @property
@@ -119,12 +122,13 @@ def make_features(
         backbone=config.backbone.name,
         weights=_hash_weights(backbone),
         inputs=repr(transform.stages),
+        precision=config.runtime.precision,
     )
     plain_name = data.name.replace(":", "-").replace("/", "-").strip("-.")
     path = out or Path("features") / f"{plain_name}-{config.backbone.name}-{origin.key}.npz"
     if path.exists():  # features are a pure function of their origin
-        _require_same(path, origin)
-        return _describe(path, origin, is_new=False)
+        _require_origin(path, origin)
+        return _found_in(path, origin, is_new=False)
     make_folder(path.parent)
     require_writable(path.parent)  # before anything is computed for it
     backbone.to(runtime.device).eval()
@@ -147,10 +151,10 @@ def make_features(
     # In the file itself: a second file could get lost.
     arrays["origin"] = np.asarray(json.dumps(asdict(origin)))
     write_atomic(path, lambda file: np.savez(file, **arrays))
-    return _describe(path, origin, is_new=True)
+    return _found_in(path, origin, is_new=True)
 
 
-def _describe(path: Path, origin: FeaturesOrigin, *, is_new: bool) -> Features:
+def _found_in(path: Path, origin: FeaturesOrigin, *, is_new: bool) -> Features:
     dataset = load_dataset(f"features:{path}")
     size = vector_size(dataset.train)
     assert size is not None
@@ -175,13 +179,13 @@ def _hash_weights(network: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def _require_same(path: Path, origin: FeaturesOrigin) -> None:
-    """Reject a file that holds something else."""
+def _require_origin(path: Path, origin: FeaturesOrigin) -> None:
+    """Reject a file that holds other features."""
     try:
-        before = FeaturesOrigin(**json.loads(str(read_arrays(path, ["origin"])["origin"])))
+        before = dict(json.loads(str(read_arrays(path, ["origin"])["origin"])))
     except (DataError, ValueError, TypeError, RecursionError) as error:
         raise DataError(f"{str(path)!r} is not a features file; choose another --out.") from error
-    changed = [name for name, value in asdict(origin).items() if value != getattr(before, name)]
+    changed = [name for name, value in asdict(origin).items() if value != before.get(name)]
     if changed:
         raise DataError(
             f"{str(path)!r} holds other features (not the same: {', '.join(changed)}); "

@@ -31,8 +31,8 @@ class FlatnessObserver(Observer):
         self._optimizer, self._network = optimizer, network
 
     def on_step_start(self, epoch: int, objective: Objective, batch: Batch) -> None:
-        """Remember the batch."""
-        self._at = (objective, batch)
+        """Remember the batch, or its first micro-batch: no more fits into memory at once."""
+        self._at = (objective, objective.micro_batches(batch)[0])
 
     def on_step(self, event: StepEvent) -> None:
         """Measure after the last step of a phase."""

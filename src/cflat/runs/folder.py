@@ -20,7 +20,7 @@ from tempfile import TemporaryFile
 from typing import Any, BinaryIO
 
 from cflat._errors import CFlatError, DataError
-from cflat._files import making_sense_of, open_in_place, plain_values, read_text
+from cflat._files import open_in_place, plain_values, read_text, translate_read_errors
 from cflat._plugins import require_recorded
 from cflat._registry import require_known
 from cflat.config.documents import read_document
@@ -227,7 +227,7 @@ class RunFolder:
             raise DataError(f"The run in {str(self.path)!r} is not finished. Resume it: cflat run --resume {self.path}")
         self._require_unedited(config)
         values = self._read(self.summary_file)
-        with making_sense_of(self.summary_file, "a summary of a run"):
+        with translate_read_errors(self.summary_file, "a summary of a run"):
             return RunSummary.from_dict(values, config)
 
     def _require_unedited(self, config: RunConfig) -> None:
@@ -355,10 +355,10 @@ def has_content(folder: Path) -> bool:
 
 def find_runs(root: Path) -> Iterator[RunFolder]:
     """Yield the run directories at or below a folder, in order of their names; those inside a run belong to it."""
-    found = sorted(path.parent for path in root.rglob("config.yaml")) if root.is_dir() else []
+    found = {path.parent for path in root.rglob("config.yaml")} if root.is_dir() else set()
     if not found:
         raise DataError(f"There is no run directory at or below {str(root)!r}.")
-    for path in found:
+    for path in sorted(found):
         # An analysis keeps runs of its own below the run that it is about.
         if not any(parent in found for parent in path.parents):
             yield RunFolder(path)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from cflat._errors import ConfigError, DataError, shortened
-from cflat._files import make_folder, making_sense_of, open_regular, require_unpacked, write_atomic
+from cflat._files import make_folder, open_regular, require_unpacked, translate_read_errors, write_atomic
 from cflat._plugins import loaded_plugins, require_recorded
 from cflat._registry import require_known
 from cflat.config.run_config import CLASSES, IMAGES, RunConfig, parse_config
@@ -185,7 +185,8 @@ class Predictor:
 def load_predictor(path: str | Path, *, device: str | torch.device | None = None) -> Predictor:
     """Load a trained method from a run directory, or from the file that `Predictor.save` wrote.
 
-    A run that is not finished answers with the tasks that it has learned so far.
+    A run that has stopped between two tasks answers with those that it has learned; one that has stopped within a task
+    must be resumed first.
 
     Raises:
         DataError: If there is no trained method at ``path``, or weights, settings and class names are not those that
@@ -195,7 +196,7 @@ def load_predictor(path: str | Path, *, device: str | torch.device | None = None
     if not path.exists():
         raise DataError(f"{str(path)!r} does not exist; give a run directory, or a file that Predictor.save wrote.")
     folder = RunFolder(path)
-    with making_sense_of(path, _TRAINED):
+    with translate_read_errors(path, _TRAINED):
         return Predictor(*(_from_run(folder) if path.is_dir() else _from_file(path)), device=device)
 
 

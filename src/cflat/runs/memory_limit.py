@@ -15,6 +15,7 @@ from cflat._machine import free_memory, gib
 from cflat.data import Stream
 from cflat.nn.backbone import Backbone
 from cflat.train import RuntimeSettings, TrainSettings
+from cflat.train.runtime import choose_accelerator
 
 _MAKERS = (torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn, torch.eye, torch.arange)
 
@@ -53,7 +54,7 @@ def require_batch(backbone: Backbone, train: TrainSettings, runtime: RuntimeSett
     most_tested = max(len(task.test) for task in stream.tasks)
     size = max(min(train.batch_size, largest), min(train.eval_batch_size or train.batch_size, most_tested))
     # On a GPU a batch takes the GPU's memory, wherever the network was built.
-    is_cuda = runtime.accelerator in ("auto", "cuda") and torch.cuda.is_available()
+    is_cuda = choose_accelerator(runtime) == "cuda" and torch.cuda.is_available()
     free = torch.cuda.get_device_properties(0).total_memory if is_cuda else free_memory()
     needed = _forward_bytes(backbone, size)
     if free is not None and needed > free:

@@ -216,7 +216,7 @@ def estimate(config: RunConfig) -> Estimate:
         evaluations=evaluations,
         evaluations_per_step=evaluations / steps if steps else 0.0,
         flops=sum(cost.flops for cost in tasks),
-        peak_memory_bytes=peak_memory_bytes(),
+        peak_memory_bytes=peak_memory_bytes(trainer.runtime.device),
         state_bytes=tasks[-1].state_bytes,
         trainable_parameters=next((cost.trainable_parameters for cost in reversed(tasks) if cost.phases), 0),
         checkpoint_bytes=int(rates[num_tasks - 1]["checkpoint_bytes"]),
@@ -296,7 +296,8 @@ def _measure(trainer: Trainer, few: _OneBatch, task: Task) -> tuple[TaskCost, di
     trainer.method.eval()
     border += _seconds(lambda: trainer.method.finish_task(task, few))
     rate |= {"border": max(border - few.spent, 0.0), "pass": few.predicted / max(1, len(task.train))}
-    images = task.images(trainer.splits[0])
+    # A task of a blurry stream may have no test images, while others have some: any images show what testing costs.
+    images = task.images(trainer.splits[0]) or task.train
     some = images.select(np.argsort(images.labels, kind="stable")[: trainer.eval_batch_size])
     # The first look decodes image files; later ones find them in memory.
     looks = [_seconds(lambda: few.count_correct_of_task(trainer.stream, task, some)) / len(some) for _ in range(4)]

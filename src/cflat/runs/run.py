@@ -31,7 +31,7 @@ from cflat.runs.memory_limit import MemoryLimit, require_batch
 from cflat.train import Inputs, Observer, OptimizerChoice, Runtime, RuntimeSettings, Trainer
 from cflat.train.checkpoint import CheckpointStore, require_same
 from cflat.train.observer import Observers
-from cflat.train.runtime import Part, count_devices, seed_everything
+from cflat.train.runtime import Part, choose_accelerator, count_devices, seed_everything
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ def run(
     """
     folder = None if out is None else RunFolder(Path(out))
     if folder is not None and resume and folder.is_finished:
-        return folder.load_summary()
+        return _read_result(folder, config)
     check_devices(config.runtime)
     with report_lost_ranks(config), ExitStack() as stack:
         runtime, log = Runtime(config.runtime), None
@@ -94,7 +94,7 @@ def run(
                 stack.enter_context(owned(own_folder.path, patience))
         # All ranks must agree, or some would wait for the others.
         if folder is not None and resume and runtime.share(folder.is_finished):  # by another process, since we looked
-            return folder.load_summary()
+            return _read_result(folder, config)
         with runtime.together():
             if own_folder is not None:
                 prepare_folder(own_folder, config, resume)
@@ -203,9 +203,7 @@ def check_devices(runtime: RuntimeSettings) -> None:
     has_cuda = torch.cuda.is_available()
     if runtime.accelerator == "cuda" and not has_cuda:
         raise ConfigError("runtime.accelerator is 'cuda', but torch finds no CUDA device here; use cpu or auto.")
-    if runtime.accelerator == "mps" and not torch.backends.mps.is_available():
-        raise ConfigError("runtime.accelerator is 'mps', but torch finds no such device here; use cpu or auto.")
-    uses_cuda = runtime.accelerator == "cuda" or (runtime.accelerator == "auto" and has_cuda)
+    uses_cuda = choose_accelerator(runtime) == "cuda"
     if uses_cuda and devices > torch.cuda.device_count():
         raise ConfigError(
             f"{devices} devices are asked for, but torch finds {torch.cuda.device_count()} CUDA devices here; set "
@@ -243,6 +241,13 @@ def prepare_folder(folder: RunFolder, config: RunConfig, is_resumed: bool) -> No
     require_writable(folder.path)
 
 
+def _read_result(folder: RunFolder, config: RunConfig) -> RunSummary:
+    """Return the result of a finished run, which must be one of this configuration."""
+    summary = folder.load_summary()
+    require_same(summary.config.identity(), config.identity())
+    return summary
+
+
 def _require_same_run(folder: RunFolder, config: RunConfig) -> None:
     """Reject another run, or another version's, before any data is read."""
     require_same(folder.load_config().identity(), config.identity())
@@ -252,7 +257,7 @@ def _require_same_run(folder: RunFolder, config: RunConfig) -> None:
     if begun.get("format") != FORMAT or not isinstance(begun.get("identity"), dict):
         raise DataError(
             f"The run in {str(folder.path)!r} was started by another version of cflat and cannot be resumed by "
-            "this one; restart it from scratch, or finish it with that version."
+            "this one; restart the run from scratch, or finish it with that version."
         )
     require_same(begun["identity"], config.identity())
 

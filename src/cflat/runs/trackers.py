@@ -8,8 +8,10 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
+from uuid import uuid4
 
 from cflat._errors import ConfigError
+from cflat._files import read_text, write_atomic
 from cflat._registry import require_known
 from cflat.config.documents import flatten
 from cflat.config.run_config import RunConfig
@@ -38,13 +40,15 @@ def _tensorboard(config: RunConfig, folder: Path) -> Tracker:
 
 
 def _wandb(config: RunConfig, folder: Path) -> Tracker:
-    """Open a run in the project ``cflat``; a resumed run continues under the same name."""
+    """Open a run in the project ``cflat``; a resumed run continues under the same id."""
     import wandb
 
-    # The name of the folder as id: a resumed run continues its own curves.
-    run = wandb.init(
-        project="cflat", name=folder.name, id=folder.name, dir=str(folder), config=config.to_dict(), resume="allow"
-    )
+    # In the run directory, as a resumed run continues its own curves; the directory's name may be that of another run.
+    id_file = folder / "wandb_id.txt"
+    if not id_file.is_file():
+        write_atomic(id_file, uuid4().hex)
+    given = {"name": folder.name, "id": read_text(id_file), "dir": str(folder), "config": config.to_dict()}
+    run = wandb.init(project="cflat", resume="allow", **given)
     return Tracker(lambda step, values: run.log(values, step=step), run.finish)
 
 

@@ -11,7 +11,7 @@ import logging
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -29,9 +29,14 @@ VERSION = 3
 KEPT = 2
 BLOCK_BYTES = 1 << 20
 _NAME = re.compile(r"(\d{6,18})-([0-9a-f]{16})\.pt", re.ASCII)
-# mu_product is NAdam's; eta and mu are ASGD's.
-_COUNTERS = ("step", "mu_product", "eta", "mu")
-"""What torch's optimizers keep of a parameter as one number."""
+_SHAPES: dict[str, Callable[[torch.Size], torch.Size]] = {
+    # One number; mu_product is NAdam's, eta and mu are ASGD's.
+    **dict.fromkeys(("step", "mu_product", "eta", "mu"), lambda shape: torch.Size()),
+    # Adafactor's second moments, over the last dimension and over the one before.
+    "row_var": lambda shape: torch.Size((*shape[:-1], 1)),
+    "col_var": lambda shape: torch.Size((*shape[:-2], 1, shape[-1])),
+}
+"""What torch's optimizers keep of a parameter in a shape that is not the parameter's, with that shape."""
 _TEMPORARY = re.compile(r"\d+\.tmp-\d+", re.ASCII)
 
 
@@ -101,7 +106,9 @@ class CheckpointStore:
             self.newest = one.path
             return state
         if found:
-            raise DataError(f"No checkpoint in {str(self.folder)!r} can be used: all are damaged; start the run anew.")
+            raise DataError(
+                f"No checkpoint in {str(self.folder)!r} can be used: all are damaged; restart the run from scratch."
+            )
         return None
 
     def read(self, name: str) -> dict[str, Any]:
@@ -150,7 +157,7 @@ def require_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
 
 
 @contextmanager
-def fitting() -> Iterator[None]:
+def translate_load_errors() -> Iterator[None]:
     """Translate errors while a state is loaded into a `DataError`: the checkpoint is not of this run."""
     try:
         yield
@@ -162,7 +169,9 @@ def fitting() -> Iterator[None]:
         if is_out_of_memory(error) or has_lost_rank:
             raise
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
-        raise DataError(f"The checkpoint does not fit this run ({reason:.200}); start the run anew.") from error
+        raise DataError(
+            f"The checkpoint does not fit this run ({reason:.200}); restart the run from scratch."
+        ) from error
 
 
 def require_plain(state: Any, *, is_finite: bool = False, name: str = "", seen: set[int] | None = None) -> None:
@@ -181,13 +190,13 @@ def require_plain(state: Any, *, is_finite: bool = False, name: str = "", seen: 
     if not isinstance(state, Tensor):
         return
     if state.layout != torch.strided or state.is_meta or state.is_quantized or state.is_complex():
-        raise DataError(f"{name} is no tensor of plain numbers; start the run anew.")
+        raise DataError(f"{name} is no tensor of plain numbers; restart the run from scratch.")
     if state.nbytes > state.untyped_storage().nbytes():
-        raise DataError(f"{name} shows more numbers than it holds; start the run anew.")
+        raise DataError(f"{name} shows more numbers than it holds; restart the run from scratch.")
     if is_finite and state.is_floating_point() and not state.isfinite().all():
         raise DataError(
-            f"The checkpoint holds NaN or infinity in {name}: the training has diverged. Start it anew with a smaller "
-            "base.lr."
+            f"The checkpoint holds NaN or infinity in {name}: the training has diverged. Restart the run from "
+            "scratch with a smaller base.lr."
         )
 
 
@@ -204,7 +213,7 @@ def require_state_of(optimizer: torch.optim.Optimizer, state: Mapping[str, Any])
                 raise ValueError(f"{key} of a group of parameters is {group[key]!r:.80} instead of {own[key]!r:.80}")
         for index, param in zip(group["params"], own["params"], strict=True):
             for key, value in entries.get(index, {}).items():
-                shape = torch.Size() if key in _COUNTERS else param.shape
+                shape = _SHAPES.get(key, torch.Size)(param.shape)
                 if value is not None and (not isinstance(value, Tensor) or value.shape != shape):
                     raise ValueError(f"{key} of a parameter of shape {tuple(param.shape)} is {value!r:.80}")
                 if value is not None and not value.isfinite().all():
@@ -243,7 +252,7 @@ def _read(found: _Found) -> dict[str, Any]:
         raise _DamagedError(f"{name} holds no state of a run.")
     # No `_DamagedError`: `load` would pass over it and resume from an older state.
     if state["version"] != VERSION:
-        raise DataError(f"{name} was written by another version of cflat; start the run anew.")
+        raise DataError(f"{name} was written by another version of cflat; restart the run from scratch.")
     return state
 
 

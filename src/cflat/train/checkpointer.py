@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from cflat._errors import CFlatError, DataError
-from cflat.train.checkpoint import CheckpointStore, fitting, require_same
+from cflat.train.checkpoint import CheckpointStore, require_same, translate_load_errors
 from cflat.train.runtime import Runtime
-from cflat.train.shards import whole
+from cflat.train.shards import gather_whole
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ class Checkpointer:
         if self.store is None:
             return None
         if self.runtime.is_sharded:  # gathers: all ranks take part before the others leave
-            tensors = whole(tensors, keeps=self.runtime.is_main)
+            tensors = gather_whole(tensors, keep=self.runtime.is_main)
         if not self.runtime.is_main:
             return None
         try:
@@ -113,7 +113,7 @@ class Checkpointer:
         name = self.runtime.share(None if self.store.newest is None else self.store.newest.name)
         if name is None:
             return
-        with self.runtime.together(), fitting():
+        with self.runtime.together(), translate_load_errors():
             if state is None:
                 state = self.store.read(name)
             else:  # rank 0 alone writes checkpoints, and its identity has all keys

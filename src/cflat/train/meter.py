@@ -148,7 +148,7 @@ class Meter:
             nonfinite_steps=counted.nonfinite,
             step_seconds=pace.step_seconds / pace.steps if pace.steps else 0.0,
             data_seconds=pace.data_seconds / pace.steps if pace.steps else 0.0,
-            peak_memory_bytes=peak_memory_bytes(),
+            peak_memory_bytes=peak_memory_bytes(self._device),
             trainable_parameters=sums.trainable_parameters,
             total_parameters=sums.total_parameters,
             flops=sums.flops,
@@ -182,10 +182,10 @@ def count_flops(function: Callable[[], object]) -> float:
     return float(counter.get_total_flops())
 
 
-def peak_memory_bytes() -> int:
-    """Return the most memory this process has used: on the device if it has one, else resident; 0 if unknown."""
-    if torch.cuda.is_available():
-        return int(torch.cuda.max_memory_allocated())
+def peak_memory_bytes(device: torch.device) -> int:
+    """Return the most memory this process has used: on a GPU what was allocated there, else resident; 0 if unknown."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
     try:
         import resource
     except ModuleNotFoundError:  # Windows

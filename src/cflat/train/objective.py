@@ -55,7 +55,7 @@ class Objective:
         Losses are means over images, and ranks are averaged. Weighting each rank by its fraction of the images makes
         that average the loss of the whole batch, however it is divided.
         """
-        parts, num_ranks = self._parts(batch), self.runtime.world_size
+        parts, num_ranks = self.micro_batches(batch), self.runtime.world_size
         self.outputs = {}
 
         def evaluate() -> Tensor:
@@ -75,7 +75,7 @@ class Objective:
     @torch.no_grad()
     def forward(self, batch: Batch) -> None:
         """Run the network on a prepared batch, for what that does to running statistics."""
-        for part in self._parts(batch):
+        for part in self.micro_batches(batch):
             with self.runtime.sharing(part):
                 self.loss(part)
 
@@ -102,7 +102,7 @@ class Objective:
         padded[: len(own)] = own
         return self.runtime.gather(padded).transpose(0, 1).flatten(0, 1)[:total]
 
-    def _parts(self, batch: Batch) -> list[Batch]:
+    def micro_batches(self, batch: Batch) -> list[Batch]:
         """Return the micro-batches of a step: as many as asked for, if there are images for them on every rank."""
         num_ranks, total = self.runtime.world_size, batch.num_images
         num_parts = min(self.accumulate, max(1, total // num_ranks // self._fewest))

@@ -13,7 +13,7 @@ from cflat.data import Batch, BatchLoader, Task
 from cflat.methods import Method, Phase
 from cflat.optim import SharpnessAware
 from cflat.train.averaging import WeightAverage
-from cflat.train.checkpoint import fitting, require_state_of
+from cflat.train.checkpoint import require_state_of, translate_load_errors
 from cflat.train.meter import count_flops
 from cflat.train.objective import Objective
 from cflat.train.shards import optimizer_parts
@@ -80,7 +80,8 @@ class ActivePhase:
     def update(self, batch: Batch, prepared: Batch) -> Tensor:
         """Let the optimizer make a step, and everything that follows the weights step by step; return the loss."""
         objective, self._prepared = self.objective, prepared
-        with fitting() if self._is_restored else nullcontext():  # the first step shows whether a loaded state is one
+        # The first step shows whether a loaded state is one.
+        with translate_load_errors() if self._is_restored else nullcontext():
             loss = self.optimizer.step(objective.closure(prepared), scaler=objective.scaler)
         self._is_restored = False
         if objective.scaler is not None:
@@ -89,7 +90,8 @@ class ActivePhase:
             self.average.update()
         loss = objective.runtime.mean_over_ranks(loss)
         self.loss_sum += loss * batch.num_images
-        if self._overrides("after_step"):
+        # A discarded step has changed nothing, and what its evaluation returned may be Inf or NaN.
+        if self._overrides("after_step") and not self.optimizer.telemetry.last.get("nonfinite"):
             with torch.no_grad():
                 objective.method.after_step(objective.seen(batch))
         return loss

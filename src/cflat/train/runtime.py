@@ -60,11 +60,12 @@ class Runtime:
                 find_unused_parameters=settings.strategy == "ddp_find_unused_parameters_true",
             )
         self._fabric: Fabric = fabric.Fabric(
-            accelerator=settings.accelerator, devices=devices, num_nodes=num_nodes, strategy=strategy
+            accelerator=choose_accelerator(settings), devices=devices, num_nodes=num_nodes, strategy=strategy
         )
         self._fabric.launch()
-        # The autotuner chooses kernels by their speed at the moment; a resumed run could then end with other bits.
-        torch.backends.cudnn.benchmark = False
+        # The autotuner chooses kernels by their speed at the moment, and some of cuDNN's convolutions add up in the
+        # order in which their threads finish: a resumed run could then end with other bits.
+        torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = False, True
         self.device: torch.device = self._fabric.device
         self.rank: int = self._fabric.global_rank
         """This process among all."""
@@ -215,6 +216,17 @@ class _Watch(threading.Thread):
                 )
 
 
+def choose_accelerator(settings: RuntimeSettings) -> str:
+    """Return ``"cuda"`` or ``"cpu"``: what the settings name, or for ``auto`` CUDA if there is a device.
+
+    Fabric's own choice would be MPS on a Mac, which has no float64: sums of losses, resampling, ridge regression and
+    class statistics need it.
+    """
+    if settings.accelerator != "auto":
+        return settings.accelerator
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 def count_devices(settings: RuntimeSettings) -> tuple[int, int]:
     """Return devices per host and hosts: those of torchrun, if it has started this process and settings agree."""
     distributed = torch.distributed
@@ -264,8 +276,6 @@ def _seed_torch(seed: int) -> None:
     torch.default_generator.manual_seed(seed)
     if _has_cuda():
         torch.cuda.manual_seed_all(seed)
-    if _has_mps():
-        torch.mps.manual_seed(seed)
 
 
-_has_cuda, _has_mps = cache(torch.cuda.is_available), cache(torch.backends.mps.is_available)
+_has_cuda = cache(torch.cuda.is_available)

@@ -97,8 +97,9 @@ class TrainSettings:
     checkpoint_minutes: Annotated[NotNegative, NEUTRAL] = 10.0
     """Minutes between checkpoints within a task, in addition to one after every task; 0 saves at every step."""
     flatness: Annotated[Flag, NEUTRAL] = False
-    """Measure sharpness and the largest Hessian eigenvalue on one training batch at the end of the stream; costs
-    about 50 evaluations. With base.ema, of the weights before they are averaged."""
+    """Measure sharpness and the largest Hessian eigenvalue on one training batch (one micro-batch, if
+    train.accumulate is above 1) at the end of the stream; costs about 50 evaluations. With base.ema, of the weights
+    before they are averaged."""
     check_purity: Annotated[Flag, NEUTRAL] = False
     """Verify on the first batch of every phase that the loss is pure: equal gradients twice, nothing changed."""
 
@@ -113,7 +114,7 @@ class RuntimeSettings:
     """Where a run takes place."""
 
     accelerator: Annotated[str, NEUTRAL] = "auto"
-    """cpu, cuda, mps or auto."""
+    """cpu, cuda, or auto: cuda if there is a CUDA device. Apple GPUs (mps) lack float64, which runs need."""
     devices: Annotated[Machines, NEUTRAL] = 1
     """Devices per host, or as many ranks as torchrun has started there; several train one model together."""
     num_nodes: Annotated[Machines, NEUTRAL] = 1

@@ -51,20 +51,20 @@ def replicate_rest_(network: nn.Module) -> None:
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(network, names)
 
 
-def whole(state: Any, *, keeps: bool) -> Any:
+def gather_whole(state: Any, *, keep: bool) -> Any:
     """Return nested dicts, lists and tuples with whole tensors in the place of parts.
 
     All ranks must call it; those that do not keep the result get None.
     """
     made = state
     if isinstance(state, Mapping):
-        made = {key: whole(value, keeps=keeps) for key, value in state.items()}
+        made = {key: gather_whole(value, keep=keep) for key, value in state.items()}
     elif isinstance(state, list | tuple):
-        made = type(state)(whole(value, keeps=keeps) for value in state)
+        made = type(state)(gather_whole(value, keep=keep) for value in state)
     elif _is_part(state):
         gathered = state.full_tensor()
-        made = gathered.cpu() if keeps else None
-    return made if keeps else None
+        made = gathered.cpu() if keep else None
+    return made if keep else None
 
 
 def module_parts(state: Mapping[str, Any], module: nn.Module) -> dict[str, Any]:

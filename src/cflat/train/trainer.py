@@ -22,7 +22,7 @@ from cflat.metrics.accuracy import AccuracyMatrix
 from cflat.nn.surgery import has_batchnorm
 from cflat.optim import SharpnessAware
 from cflat.train.averaging import WeightAverage, fresh_batchnorm
-from cflat.train.checkpoint import fitting, require_plain
+from cflat.train.checkpoint import require_plain, translate_load_errors
 from cflat.train.checkpointer import Checkpointer
 from cflat.train.evaluate import Extractor
 from cflat.train.meter import Cost, Meter
@@ -257,7 +257,7 @@ class Trainer:
         average = None if self.base.ema is None else WeightAverage(optimizer.all_params(), self.base.ema)
         active = ActivePhase(task, phase, self.num_epochs(task, phase), loader, optimizer, objective, average)
         if self._phase_state:
-            with fitting():
+            with translate_load_errors():
                 active.load_state_dict(self._phase_state)
             self._phase_state = {}
         self.observer.on_phase_start(optimizer, self.method.network)
