@@ -8,9 +8,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,26 @@ class Ranks:
     def kill(self) -> None:
         for member in self.members:
             member.kill()
+
+
+@contextmanager
+def interrupted(is_time: Callable[[], bool]) -> Iterator[None]:
+    """Press Ctrl-C once in this process, as soon as it is time; never if it ends before."""
+    has_ended = threading.Event()
+
+    def press() -> None:
+        while not has_ended.wait(0.005):
+            if is_time():
+                os.kill(os.getpid(), signal.SIGINT)
+                return
+
+    thread = threading.Thread(target=press)
+    thread.start()
+    try:
+        yield
+    finally:
+        has_ended.set()
+        thread.join()
 
 
 def in_ranks(number: int, function: Callable[..., None], *arguments: Any) -> None:

@@ -23,6 +23,7 @@ from cflat._errors import CFlatError, ConfigError
 from cflat.config.documents import merge, nested
 from cflat.config.presets import resolve_config
 from cflat.config.run_config import RunConfig
+from cflat.config.variants import parse_variant
 from cflat.metrics import METRICS
 from cflat.report.export import write_tables
 from cflat.report.groups import differing_keys, flat_settings
@@ -35,7 +36,7 @@ from cflat.studies.compare import write_comparison
 from cflat.studies.space import Sweep, parse_sweep, read_sweep
 from cflat.studies.sweep import SweepResult, run_sweep, write_sweep
 from cflat.studies.tune import tune as run_search
-from cflat.studies.tuned import Tuning
+from cflat.studies.tuned import Tuning, require_tuned
 from cflat.train import Observer
 
 if TYPE_CHECKING:
@@ -172,6 +173,7 @@ def compare(
     layer = _layer(method=method, data=data, **keys)
     if tuned is not None:
         tuned.check_seeds(seeds)
+        require_tuned([parse_variant(name).text for name in optimizers], tuned)
         layer = tuned.final_layer(layer)
         score = score or tuned.score
     # Each optimizer with what was found for it; comparing all at one rate would favour one of them.

@@ -280,6 +280,15 @@ def test_the_version_needs_no_torch(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, f"cflat {cflat.__version__}\n"), done.stderr
 
 
+def test_a_number_of_ranks_that_is_none_counts_as_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "abc")
+    assert run_app(["list", "methods"]) == 0
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert "only 'cflat run' can be started by torchrun" in refusal(capsys, "list", "methods")
+
+
 def test_an_interrupted_command_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt

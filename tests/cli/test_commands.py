@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 
 import cflat
@@ -23,11 +24,14 @@ from cflat.cli.progress import RunProgress
 from cflat.config.documents import parse_overrides
 from cflat.config.presets import resolve_config
 from cflat.config.run_config import parse_config
+from cflat.data import Task
+from cflat.data.images import ImageSet
+from cflat.data.pixels import ArrayPixels
 from cflat.metrics import Spread
 from cflat.runs.folder import RunFolder
 from cflat.runs.run import run
 from data.test_images import write_image
-from processes import Command
+from processes import Command, interrupted
 
 SMOKE = ["run", "--method", "icarl", "--data", "digits", "--preset", "smoke", "stream.initial=5", "stream.increment=5"]
 
@@ -88,6 +92,16 @@ def test_the_bar_of_a_terminal_shows_every_task(
     assert re.search(r"label: task 1/2 .*; about \d+ s left", text)
     assert re.search(r"label: task 2/2 \(classes 5-9\): nme .* eval/step", text)
     assert "epoch 1: loss" not in text  # the bar shows the loss
+
+
+def test_the_bar_of_a_terminal_shows_brackets_as_they_are(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    bar, nothing = RunProgress(), ImageSet(ArrayPixels(np.zeros((0, 1, 1, 3), np.uint8)), [])
+    bar.on_task_start(Task(0, "[/b]", range(1), nothing, nothing))
+    bar.close()
+    assert "task 1/1 ([/b]) preparing" in capsys.readouterr().err
 
 
 def test_lines_of_progress_name_classes_and_the_time_left(capsys: pytest.CaptureFixture[str]) -> None:
@@ -261,6 +275,7 @@ def test_the_doctor_reports_the_machine(capsys: pytest.CaptureFixture[str], monk
     facts = json_of(capsys, "doctor")
     assert facts["data_root"] == "/no/such/folder (not a folder)"
     assert facts["packages"]["torch"]
+    assert list(facts["optional"])[:2] == ["optuna", "ray"]
     assert "free disk" in output_of(capsys, "doctor")
 
 
@@ -318,7 +333,7 @@ def test_wrong_input_is_one_sentence_and_exit_code_2(
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_signal_saves_and_says_how_to_go_on(number: signal.Signals, tmp_path: Path) -> None:
-    arguments = [*SMOKE, "--out", "run", "train.epochs=100000", "train.checkpoint_minutes=60"]
+    arguments = [*SMOKE, "--out", "run", "train.epochs=100000", "train.checkpoint_minutes=60", "runtime.threads=1"]
     command = Command(*arguments, folder=tmp_path)
     assert command.wait_until(lambda: command.log.exists() and "epoch 1:" in command.log.read_text())
     command.signal(number)
@@ -327,6 +342,24 @@ def test_a_signal_saves_and_says_how_to_go_on(number: signal.Signals, tmp_path: 
     assert output.splitlines()[-1] == "Stopped; everything so far is saved. Resume it: cflat run --resume run"
     assert list((tmp_path / "run" / "checkpoints").glob("*.pt"))
     assert not RunFolder(tmp_path / "run").is_finished
+    again = Command("run", "--resume", "run", "runtime.threads=null", folder=tmp_path)
+    assert again.wait_until(lambda: again.log.exists() and "epoch " in again.log.read_text())
+    again.signal(number)
+    assert again.wait()[1].splitlines()[-1].endswith("Resume it: cflat run --resume run runtime.threads=null")
+
+
+def test_the_second_interrupt_ends_a_reproduction_that_records_gradients(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    usual, after_the_first = signal.getsignal(signal.SIGINT), []
+    # Called when the first signal is remembered: what does the next one do?
+    monkeypatch.setattr(
+        "cflat.cli.output.acknowledge_stop", lambda: after_the_first.append(signal.getsignal(signal.SIGINT))
+    )
+    with interrupted(lambda: any(Path("runs").glob("reproduce/fig3-smoke/runs/*/config.yaml"))):
+        assert run_app(["reproduce", "fig3", "--scale", "smoke", "--quiet", "train.epochs=100000"]) == 130
+    assert after_the_first == [usual]
+    assert "Stopped; everything so far is saved" in capsys.readouterr().err
 
 
 def test_without_the_bench_the_command_says_what_to_install(tmp_path: Path) -> None:

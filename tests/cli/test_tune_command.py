@@ -50,6 +50,31 @@ def test_a_search_ends_with_settings_budget_picture_and_the_command_of_the_final
     assert "No two of these" not in page
 
 
+def test_the_table_names_an_optimizer_that_always_diverged(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--optimizers", "none,sam:base.lr=1e30", "--trials", "1", "--protocol", "first-task"]
+    assert run_app(["tune", *TINY, "--method", "ranpac", *options]) == 0
+    text = capsys.readouterr().out
+    assert "Every trial of sam:base.lr=1e30 has diverged" in text
+    (row,) = [line for line in text.splitlines() if line.startswith("SAM, base.lr=1e30")]
+    assert row.split()[2:4] == ["-", "-"]  # neither a rate nor an accuracy
+
+
+def test_the_next_command_can_be_pasted_whatever_the_folder_is_called(capsys: pytest.CaptureFixture[str]) -> None:
+    options = [
+        "--optimizers",
+        "none",
+        "--protocol",
+        "first-task",
+        "--curve",
+        "--rates",
+        "0.01,0.1",
+        "--out",
+        "my curve",
+    ]
+    assert run_app(["tune", *TINY, *options]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "Next: python -m webbrowser -t 'my curve/rates.png'"
+
+
 def test_scripts_get_one_object_and_the_curve_its_plateaus(capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--optimizers", "none", "--protocol", "first-task", "--json"]
     assert run_app(["tune", *TINY, *options, "--trials", "1"]) == 0
@@ -74,7 +99,9 @@ def test_scripts_get_one_object_and_the_curve_its_plateaus(capsys: pytest.Captur
         (["--seeds", "x"], "--seeds must be whole numbers"),
         (["data.validation=0"], "set data.validation above 0"),
         (["--rates", "0.1,0.2"], "--rates is for --curve"),
-        (["--curve", "--range", "base.lr=0.1:0.2"], "--range is for a search"),
+        (["--curve", "--range", "base.lr=0.1:0.2"], "searches nothing; leave out --range"),
+        (["--curve", "--no-prune", "--trials", "8"], "leave out --trials, --no-prune"),
+        (["--curve", "--search-seed", "0", "--sampler", "tpe"], "leave out --sampler, --search-seed"),
         (["--search-seed=-1"], "search_seed must be a whole number from 0"),
     ],
 )

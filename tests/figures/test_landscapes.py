@@ -15,6 +15,7 @@ from cflat.figures.landscapes import (
     slice_figure,
     spectrum_figure,
 )
+from cflat.figures.static import draw
 
 
 def all_figures() -> list[FigureData]:
@@ -54,6 +55,14 @@ def test_a_plane_is_drawn_from_top_to_bottom():
     assert heatmap.y == [2, 1, 0]
     assert heatmap.x == [0, 1]
     assert heatmap.values == [[-1.0, None], [None, None], [0.0, 1.0]]
+
+
+def test_planes_share_the_colours_that_their_caption_promises():
+    planes = {"low": ([0, 1], [0, 1], [[1.0, 10.0]] * 2), "high": ([0, 1], [0, 1], [[100.0, 1000.0]] * 2)}
+    figure = plane_figure(planes)
+    limits = [axes.images[0].get_clim() for axes in draw(figure).axes if axes.images]
+    assert limits == [(0.0, 3.0), (0.0, 3.0)]
+    assert "All panels share one scale of colours." in figure.caption
 
 
 def test_a_spectrum_has_a_floor_and_its_top_values_beside_it():

@@ -56,6 +56,12 @@ def test_a_group_has_one_colour_in_all_panels_and_one_entry_in_the_legend() -> N
     assert [text.get_text() for text in legend.get_texts()] == ["mean", "steps", "dashed"]
 
 
+def test_the_legend_lists_names_in_the_order_of_the_panels() -> None:
+    panels = [Panel(title, "x", "", [Curve(name, [1, 2], [1, 2]) for name in title]) for title in ("ab", "bc")]
+    (legend,) = draw(FigureData("f", "F", panels)).legends
+    assert [text.get_text() for text in legend.get_texts()] == ["a", "b", "c"]
+
+
 def test_given_colours_are_used() -> None:
     assert draw(CURVES, {"a": "#123456"}).axes[0].lines[0].get_color() == "#123456"
 
@@ -116,6 +122,14 @@ def test_axes_without_data_say_why() -> None:
     assert [text.get_text() for text in right.texts] == ["Too few steps; take more."]
     assert not left.texts
     assert len(right.get_xticks()) == 0
+
+
+def test_labels_of_two_marks_at_one_point_stand_apart() -> None:
+    marks = [Curve(name, [x], [1.0], style="points", labels=[name]) for name, x in (("a", 1.0), ("b", 1.0), ("c", 2.0))]
+    drawn = draw(FigureData("f", "F", [Panel("", "x", "y", [*marks])]))
+    FigureCanvasAgg(drawn).draw()
+    first, second, _ = (text.get_window_extent() for text in drawn.axes[0].texts)
+    assert not first.overlaps(second)
 
 
 def test_labels_cover_neither_points_nor_each_other() -> None:

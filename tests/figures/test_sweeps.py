@@ -55,6 +55,14 @@ def test_drawn_numbers_give_points_over_each_axis() -> None:
     assert curve.y == pytest.approx([10, 20, 30, 40])
 
 
+@pytest.mark.parametrize("keys", ["ab", "abc"])
+def test_numbers_that_no_case_has_together_give_bars(keys: str) -> None:
+    cases = [case(0.9, **{f"optimizer__{key}": value}) for key in keys for value in (1, 2)]
+    (bars,) = drawn(cases).panels[0].marks
+    assert isinstance(bars, Bars)
+    assert len(bars.values) == len(cases)
+
+
 def test_names_alone_give_bars_of_the_best() -> None:
     cases = [case(0.9 - i / 100, method__name=f"m{i}", train__nesterov=True) for i in range(20)]
     (bars,) = drawn(cases).panels[0].marks

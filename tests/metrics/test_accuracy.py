@@ -93,10 +93,13 @@ def test_forgetting_counts_from_the_best_stage() -> None:
 
 
 def test_a_task_without_test_images_is_left_out() -> None:
-    matrix = AccuracyMatrix.start([4, 0, 4]).with_stage([4]).with_stage([4, 0]).with_stage([2, 0, 4])
+    matrix = AccuracyMatrix.start([4, 0, 4]).with_stage([4], 0).with_stage([4, 0], 3).with_stage([2, 0, 4])
     assert matrix.per_task.tolist()[::2] == [0.5, 1.0]
     assert matrix.task_mean == 0.75
     assert matrix.forgetting == 0.5
+    assert matrix.forward_transfer == 0.75
+    assert matrix.with_anytime(0, 0).with_anytime(3, 4).anytime == 0.75
+    assert math.isnan(matrix.with_anytime(0, 0).anytime)
 
 
 def test_counts_cannot_be_changed_from_outside() -> None:

@@ -357,6 +357,19 @@ def test_a_wrong_file_is_named_with_what_is_wrong(text: str, words: str, tmp_pat
         load_exhibit(str(file))
 
 
+def test_a_file_may_name_itself(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    for name, expected in (("", "mine"), ("name: radius\n", "radius")):
+        file.write_text(f"{name}columns: [{{name: c}}]\nrows: [{{name: r}}]")
+        assert load_exhibit(str(file)).name == expected
+
+
+def test_a_scale_that_has_none_of_the_chosen_lines_is_named() -> None:
+    lines = load_exhibit("table9").select(["sam"])
+    with pytest.raises(ConfigError, match="table9 has none of these lines at scale paper; choose scale cpu or smoke"):
+        plan_exhibit(lines, Request("paper", weights="random"), Path("runs"))
+
+
 def test_wrong_names_are_answered_with_the_nearest() -> None:
     for name, words in (("tabel1", "Did you mean 'table1'"), ("fig2", "is a drawing of the idea")):
         with pytest.raises(ConfigError, match=words):

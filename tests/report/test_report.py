@@ -19,10 +19,12 @@ from cflat.data import Outline
 from cflat.figures import Curve, FigureData, Panel
 from cflat.figures.figure import MAX_POINTS
 from cflat.figures.palette import OPTIMIZERS
+from cflat.report import records
 from cflat.report.build import build_page, embed_json
+from cflat.report.export import write_tables
 from cflat.report.page import Cell, Problem, ReportData, Section, Table
 from cflat.report.write import collect_report, write_report
-from cflat.runs.folder import RunFolder
+from cflat.runs.folder import RunFolder, find_runs
 from report.pages import NUM_TASKS, Page, config_of, write_run
 
 OWN_SIZE = 1_500_000
@@ -157,6 +159,19 @@ def test_tasks_are_named_by_their_classes(tmp_path: Path) -> None:
     folder.stream_file.write_text("{}")
     report = collect_report([tmp_path])
     assert [problem.where for problem in report.problems] == ["run-1"]
+
+
+def test_tasks_of_every_class_order_are_listed(tmp_path: Path) -> None:
+    names = ("ant", "bee", "cow")
+    for seed, classes in enumerate((names, names[::-1], names)):  # the first and the last order are the same
+        write_run(tmp_path / f"run-{seed}", config_of(seed=seed, stream={"order_seed": seed % 2}))
+        outline = Outline("class", (("a", range(2)), ("b", range(2, 3))), classes)
+        write_json(RunFolder(tmp_path / f"run-{seed}").stream_file, outline.to_dict())
+    (section,) = [s for s in collect_report([tmp_path]).data.sections if s.name == "matrices"]
+    (table,) = section.tables
+    streams = [f"icarl on digits, stream.order_seed={seed}" for seed in (0, 0, 1, 1)]
+    assert [row[0].text for row in table.rows] == streams
+    assert [row[2].text for row in table.rows] == ["ant, bee", "cow", "cow, bee", "ant"]
 
 
 def test_unfinished_runs_are_shown_with_what_is_known(page: Page, runs: Path) -> None:
@@ -428,6 +443,17 @@ def test_the_command_line_writes_the_page_and_tells_problems(runs: Path, tmp_pat
     assert run_app(["report"]) == 2
 
 
+def test_page_and_tables_share_one_reading(runs: Path, tmp_path: Path, capsys, monkeypatch) -> None:
+    found = []
+    monkeypatch.setattr(records, "find_runs", lambda root: found.append(root) or find_runs(root))
+    words = ["report", str(runs), "-o", str(tmp_path / "report.html"), "--tables", str(tmp_path / "tables"), "--json"]
+    assert run_app(words) == 0
+    assert len(json.loads(capsys.readouterr().out)["tables"]) == 6
+    assert found == [runs]
+    for file in write_tables([runs], tmp_path / "again"):
+        assert file.read_text() == (tmp_path / "tables" / file.name).read_text()
+
+
 def test_runs_tuned_by_one_search_are_compared_whatever_their_rates(tmp_path: Path) -> None:
     settings = {"none": {"base.lr": 0.2}, "sam": {"base.lr": 0.05, "optimizer.rho": 0.1}}
     for seed in range(2):
@@ -441,6 +467,9 @@ def test_runs_tuned_by_one_search_are_compared_whatever_their_rates(tmp_path: Pa
     (sentence,) = collect_report([tmp_path]).data.headlines
     assert re.search(r"^SAM, base.lr=0.05 (gains|loses) .* SGD, base.lr=0.2 ", sentence)
     assert "on test images" in sentence
+    entries["gam"] = {"settings": None}  # all its trials diverged
+    (tmp_path / "tuned.json").write_text(json.dumps({"optimizers": entries}))
+    assert collect_report([tmp_path]).data.headlines == (sentence,)
     entries["sam"]["settings"]["base.lr"] = 0.04  # another search than that of these runs
     (tmp_path / "tuned.json").write_text(json.dumps({"optimizers": entries}))
     assert collect_report([tmp_path]).data.headlines[0].startswith("No two of these 2 configurations")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from dataclasses import replace
 from pathlib import Path
 from shutil import rmtree
@@ -16,10 +17,12 @@ from cflat.config.presets import radius_of, resolve_config
 from cflat.config.run_config import RunConfig
 from cflat.figures import FigureData
 from cflat.runs.folder import RunFolder, find_runs
+from cflat.runs.interrupts import StopRequest
 from cflat.runs.run import run
 from cflat.studies.analyze import analyze, plan_variants
 from cflat.studies.probe_run import probe_run
 from cflat.studies.recording import Recording, check_watchable
+from processes import interrupted
 
 FIGURES = {
     "connectivity",
@@ -186,6 +189,16 @@ def test_a_probe_looks_at_the_wanted_steps_and_stops():
     assert found.row(0.05, "C-Flat").evaluations_per_step == 4
 
 
+def test_a_probe_that_is_stopped_before_its_first_step_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    words = ["probe", "--method", "icarl", "--data", "digits", *KEYS, "train.epochs=100000", "--warmup", "1000000"]
+    with interrupted(lambda: isinstance(getattr(signal.getsignal(signal.SIGINT), "__self__", None), StopRequest)):
+        assert run_app(words) == 130
+    assert "Stopped before the first probed step" in capsys.readouterr().err
+
+
 def test_a_probe_without_steps_says_what_to_do():
     with pytest.raises(ConfigError, match="smaller --warmup"):
         probe_run(make_config(), (0.05,), steps=4, warmup=1000)
@@ -215,6 +228,18 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     assert len(list(find_runs(tmp_path / "runs"))) == 1
     assert run_app(["analyze", "runs/analyze-icarl-digits", "--every", "2", "--formats", ""]) == 0
     assert "cflat report runs/analyze-icarl-digits" in capsys.readouterr().out
+    before = set(inside.iterdir())
+    only = ["--only", "gradient_drift", "--formats", "", "--every", "2"]
+    assert run_app(["analyze", "runs/analyze-icarl-digits", *only]) == 0
+    assert set(inside.iterdir()) == before  # a recording with landscapes has the gradients, too
+
+
+def test_a_run_that_is_analysed_in_part_is_trained_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    only = ["--only", "gradient_drift", "--formats", "", "--every", "2"]
+    assert run_app(["analyze", "--method", "icarl", "--data", "digits", *KEYS, *only, "--out", "run"]) == 0
+    assert not Path("run/analysis/runs").exists()
+    assert json.loads(Path("run/recording.json").read_text())["landscapes"]["lines"] == []
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -284,6 +285,13 @@ def test_a_best_combination_is_chosen_by_validation_images_alone(tmp_path: Path)
     assert scores == sorted(scores, reverse=True)
     assert content["best"] == content["rows"][0]["settings"]
     assert content["images"] == "test"
+
+
+def test_rows_on_test_and_on_validation_images_are_never_called_one_of_them(tmp_path: Path) -> None:
+    base = {**BASE, "data": {**BASE["data"], "validation": 0.2}}
+    result = run_sweep(parse_sweep({"base": base, "axes": {"data.evaluate": ["test", "validation"]}}), tmp_path)
+    assert result.split == "test or validation"
+    assert [replace(result, rows=(row,)).split for row in result.rows] == ["test", "validation"]
 
 
 def test_results_are_written_in_their_order_and_none_is_chosen_by_test_images(tmp_path: Path) -> None:

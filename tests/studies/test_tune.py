@@ -23,7 +23,7 @@ from cflat.studies.compare import compare
 from cflat.studies.curve import plateau, rate_curves, write_curves
 from cflat.studies.space import Interval
 from cflat.studies.tune import parse_range, stages_of, tune, write_search
-from cflat.studies.tuned import Tuning, read_tuning
+from cflat.studies.tuned import Tuning, read_tuning, require_tuned, validation_score
 
 SMOKE: dict[str, Any] = {
     "method": "replay",
@@ -204,6 +204,19 @@ def test_a_training_that_diverges_is_a_bad_trial_and_no_end_of_the_search(tmp_pa
         tune(chosen, ["none"], tmp_path / "b", trials=1, ranges={"base.lr": (1e30, 1e31)}, **options)
 
 
+def test_an_optimizer_that_always_diverges_has_no_settings_and_the_others_have_theirs(tmp_path: Path) -> None:
+    chosen = merge(SMOKE, {"data": {"train_per_class": 4}, "method": "ranpac"})
+    tuning = tune(chosen, ["none", "sam:base.lr=1e30"], tmp_path, trials=1, protocol="first-task")
+    assert tuning.settings == {"none": {"base.lr": 0.02}}
+    assert tuning.diverged.startswith("Every trial of sam:base.lr=1e30 has diverged")
+    entries = json.loads((tmp_path / "tuned.json").read_text())["optimizers"]
+    assert [entry["settings"] for entry in entries.values()] == [{"base.lr": 0.02}, None]
+    assert read_tuning(tmp_path / "tuned.json") == tuning
+    assert write_search(tmp_path, tuning).stat().st_size > 1000
+    with pytest.raises(ConfigError, match=r"'sam:base.lr=1e30' has no tuned settings"):
+        require_tuned(["none", "sam:base.lr=1e30"], tuning)
+
+
 def test_the_first_task_protocol_judges_by_the_first_task_of_the_same_runs(tmp_path: Path) -> None:
     tuning = tune(SMOKE, ["none"], tmp_path, trials=1, protocol="first-task", seeds=[7, 8])
     trial = tuning.optimizers["none"].trials[0]
@@ -265,6 +278,7 @@ def test_another_search_in_the_folder_is_refused(found: tuple[Path, Tuning]) -> 
         ({}, {"trials": 0}, "trials must be"),
         ({}, {"seeds": [1, 1]}, "seeds must be given once"),
         ({}, {"ranges": {"optimizer.lamb": Interval(low=0.1, high=1.0)}}, "No chosen optimizer searches"),
+        ({}, {"ranges": {"train.epochs": Interval(low=2.1, high=2.9)}}, "is a whole number; there is none from 2.1 to"),
     ],
 )
 def test_wrong_requests_are_one_sentence(change: Any, options: Any, message: str, tmp_path: Path) -> None:
@@ -311,6 +325,16 @@ def test_the_curve_over_rates_has_a_plateau_for_each_optimizer_and_seed(tmp_path
     assert (config.optimizer.settings.rho, config.base.lr, config.data.evaluate) == (0.2, 0.1, "validation")
     assert [len(curve.by_seed) for curve in found.curves] == [2, 2]
     assert write_curves(tmp_path, found).stat().st_size > 1000
+
+
+def test_a_curve_of_the_first_task_reads_no_further_in_runs_of_the_whole_stream(tmp_path: Path) -> None:
+    rate_curves(SMOKE, ["none"], tmp_path, rates=[0.01, 0.1], seeds=[1])
+    found = rate_curves(SMOKE, ["none"], tmp_path, rates=[0.01, 0.1], seeds=[1], protocol="first-task")
+    folders = [RunFolder(tmp_path / "rates" / f"none-lr{rate}-seed1") for rate in (0.01, 0.1)]
+    first = [folder.load_tasks()[0]["validation"]["logits"]["stage_accuracy"] for folder in folders]
+    assert found.curves[0].accuracy == tuple((accuracy,) for accuracy in first)
+    folders[0].diverged_file.write_text("{}")  # in the second task, as if the stream had gone on
+    assert [validation_score(folders[0], "avg", "logits", stage) for stage in (1, None)] == [first[0], 0.0]
 
 
 def test_a_plateau_ends_where_accuracy_falls_and_says_when_the_grid_ends_first() -> None:

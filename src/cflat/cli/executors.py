@@ -17,6 +17,7 @@ from cflat.cli.output import duration, note, stoppable
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from cflat.runs.interrupts import StopRequest
     from cflat.runs.jobs import Executor, Job
     from cflat.studies.analyze import Variant
     from cflat.train import Observer
@@ -30,9 +31,10 @@ Gpus = Annotated[float, typer.Option("--gpus", help="With ray: fraction of a GPU
 @contextmanager
 def job_executor(
     name: str, folder: Path, is_silent: bool, gpus: float = 1.0, stays: bool = False
-) -> Iterator[Executor]:
+) -> Iterator[tuple[Executor, StopRequest]]:
     """Own a folder and give the executor of this name; a signal ends the command cleanly, to be continued later.
 
+    The second value is the stop request, for training that is no job of the executor.
     With Ray, ``gpus`` is the fraction of a GPU for each run, and ``stays`` keeps it between batches of jobs.
     """
     require_known("executor", name, EXECUTORS)
@@ -63,9 +65,9 @@ def job_executor(
                 ray = RayExecutor(gpus, stop)
                 # Without a session of this process, the executor opens and closes one for every batch.
                 with ray_session() if stays else nullcontext():
-                    yield ray if is_silent else partial(_report_each, ray)
+                    yield ray if is_silent else partial(_report_each, ray), stop
             else:
-                yield in_order
+                yield in_order, stop
     finally:
         close_all(shown)
 

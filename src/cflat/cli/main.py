@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import traceback
@@ -16,7 +15,7 @@ import cflat
 from cflat._errors import CFlatError, ConfigError, OtherRankFailed, shortened
 from cflat._machine import is_out_of_memory
 from cflat._plugins import load_plugins, place_in_plugin
-from cflat.cli.output import is_main_process, let_main_speak, own_rank, screens
+from cflat.cli.output import is_main_process, let_main_speak, own_rank, screens, world_size
 
 DEBUG = "--debug"
 _MODULES = {"list": "listing", "check-data": "check_data"}
@@ -82,7 +81,7 @@ def _options(
     ] = None,
 ) -> None:
     """Document the options before the command; `run_app` has read them already."""
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and context.invoked_subcommand != "run":
+    if world_size() > 1 and context.invoked_subcommand != "run":
         raise ConfigError(
             f"Several ranks carry out one training: of the commands only 'cflat run' can be started by torchrun, not "
             f"{context.invoked_subcommand!r}."

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import os
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Annotated, Any, TypeVar, cast
 import typer
 
 from cflat._errors import ConfigError
+from cflat.cli.output import world_size
 
 Command = TypeVar("Command", bound=Callable[..., None])
 N = TypeVar("N", int, float)
@@ -113,7 +113,7 @@ def download_data(layer: dict[str, Any]) -> None:
     name, root = (data.get("name"), data.get("root")) if isinstance(data, dict) else (data, None)
     if not isinstance(name, str) or not isinstance(root, str | None):
         raise ConfigError("--download needs the dataset: add --data NAME, and --data-root DIR or $CFLAT_DATA.")
-    if os.environ.get("WORLD_SIZE", "1") != "1":  # every rank would write the same files
+    if world_size() > 1:  # every rank would write the same files
         raise ConfigError(f"--download is for one process; before the ranks start: cflat check-data {name} --download")
     download_dataset(name, root)
 

@@ -166,6 +166,12 @@ def own_rank() -> int:
     return int(rank) if rank.isdecimal() else 0
 
 
+def world_size() -> int:
+    """Return the number of processes that train together, from their launcher; 1 if this one is alone."""
+    size = os.environ.get("WORLD_SIZE", "1")
+    return int(size) if size.isdecimal() else 1
+
+
 def is_main_process() -> bool:
     """Whether this process may print: the only one, or rank 0."""
     return own_rank() == 0
@@ -246,6 +252,6 @@ def spread_cells(spreads: Mapping[str, Spread], further: Sequence[str]) -> list[
         *(spreads[name].text(scale=100) for name in ("avg", "last", "forgetting")),
         spreads["images_per_second"].text(digits=0),
         spreads["evaluations_per_step"].text(),
-        "-" if math.isnan(spreads["eigenvalue"].mean) else spreads["eigenvalue"].text(digits=1),
+        spreads["eigenvalue"].text(digits=1),
         *(spreads[name].text(scale=100) if name in spreads else "-" for name in further),
     ]

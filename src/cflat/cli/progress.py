@@ -50,7 +50,9 @@ class RunProgress(Observer):
         # A terminal has the bar; a log file needs lines.
         self._shows_epochs = every_epoch and not self._console.is_terminal
         done, facts = TextColumn("{task.percentage:.0f} %"), TextColumn("{task.fields[facts]}")
-        columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), done, facts, TimeElapsedColumn())
+        # Rich would read square brackets in class names as markup.
+        what = TextColumn("{task.description}", markup=False)
+        columns = (what, BarColumn(bar_width=24), done, facts, TimeElapsedColumn())
         self._bar = Progress(
             *columns, console=self._console, transient=True, disable=not self._console.is_terminal, refresh_per_second=4
         )
@@ -131,7 +133,6 @@ class RunProgress(Observer):
         self._bar.update(self._line, description=printable(self.label + what), completed=self.fraction, facts=facts)
 
     def _print(self, text: str) -> None:
-        # Rich would read square brackets in class names as markup.
         self._console.print(printable(self.label + text), markup=False, highlight=False, soft_wrap=True)
 
 

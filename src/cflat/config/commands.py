@@ -48,7 +48,7 @@ def _command(name: str, config: RunConfig, options: Mapping[str, str | None], ke
     # Options before keys, as in the documentation.
     named = {"--method": config.method.name, "--data": config.data.name, **options}
     words = [word for option, value in named.items() if value is not None for word in (option, value)]
-    return shlex.join(["cflat", name, *words, *(f"{key}={_text(value)}" for key, value in keys.items())])
+    return shlex.join(["cflat", name, *words, *(override(key, value) for key, value in keys.items())])
 
 
 def _preset(config: RunConfig) -> str:
@@ -66,7 +66,7 @@ def _overrides_of(config: RunConfig) -> dict[str, Any] | None:
     target = flatten({**config.to_dict(), "preset": _preset(config)})
     overrides: dict[str, Any] = {}
     for _ in range(MAX_ROUNDS):
-        layer = parse_overrides([f"{key}={_text(value)}" for key, value in overrides.items()])
+        layer = parse_overrides([override(key, value) for key, value in overrides.items()])
         try:
             found = flatten(resolve_config(merge(start, layer)).to_dict())
         except ConfigError:
@@ -82,10 +82,14 @@ def _overrides_of(config: RunConfig) -> dict[str, Any] | None:
     return None
 
 
-def _text(value: Any) -> str:
-    """Return a value as the command line reads it back."""
+def override(key: str, value: Any) -> str:
+    """Return ``key=value`` as the command line reads it back.
+
+    >>> override("runtime.threads", None), override("runtime.precision", "16"), override("data.root", "/data")
+    ('runtime.threads=null', 'runtime.precision="16"', 'data.root=/data')
+    """
     with suppress(ConfigError):
         # Text that YAML would read as a number must be quoted.
         if isinstance(value, str) and parse_overrides([f"key={value}"])["key"] == value:
-            return value
-    return json.dumps(value)
+            return f"{key}={value}"
+    return f"{key}={json.dumps(value)}"

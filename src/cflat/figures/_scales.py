@@ -31,21 +31,28 @@ def label_sides(mark: Mark, panel: Panel) -> list[tuple[int, int]] | None:
     is_crowded = sum(len(other.x) for other in dots) > MAX_LABELLED_POINTS  # no side is free among so many
     if not isinstance(mark, Curve) or mark.style != "points" or mark.labels is None or is_crowded:
         return None
-    points = [(x, y, text) for d in dots if d.labels for x, y, text in zip(d.x, d.y, d.labels, strict=True)]
-    points = [point for point in points if isfinite(point[0]) and isfinite(point[1])]
-    across, up = _unit([x for x, _, _ in points]), _unit([y for _, y, _ in points])
-    taken = [_box(across(x), up(y), _POINT, _POINT) for x, y, _ in points]
-    places: dict[tuple[float, float], tuple[int, int]] = {}
+    # The key of a point is its mark and place there: two marks may have points at the same coordinates.
+    points = {
+        (number, place): point
+        for number, dot in enumerate(dots)
+        if dot.labels
+        for place, point in enumerate(zip(dot.x, dot.y, dot.labels, strict=True))
+        if isfinite(point[0]) and isfinite(point[1])
+    }
+    across, up = _unit([x for x, _, _ in points.values()]), _unit([y for _, y, _ in points.values()])
+    taken = [_box(across(x), up(y), _POINT, _POINT) for x, y, _ in points.values()]
+    places: dict[tuple[int, int], tuple[int, int]] = {}
     # From top to bottom, each label avoiding those before it: greedy, and good enough for so few points.
-    for x, y, text in sorted(points, key=lambda point: -point[1]):
+    for key, (x, y, text) in sorted(points.items(), key=lambda item: -item[1][1]):
         width, height = len(text) * _LETTER[0], _LETTER[1]
         away = (width / 2 + _POINT, height / 2 + _POINT)
         boxes = {side: _box(across(x) + side[0] * away[0], up(y) + side[1] * away[1], width, height) for side in _SIDES}
         side = min(_SIDES, key=lambda side: _badness(boxes[side], taken))
-        places[x, y] = side
+        places[key] = side
         taken.append(boxes[side])
     # Points that are not finite were given no place.
-    return [places.get(point, (0, 1)) for point in zip(mark.x, mark.y, strict=True)]
+    own = next(number for number, dot in enumerate(dots) if dot is mark)
+    return [places.get((own, place), (0, 1)) for place in range(len(mark.x))]
 
 
 _SIDES = ((0, 1), (0, -1), (1, 0), (-1, 0), (1, 1), (-1, 1), (1, -1), (-1, -1))

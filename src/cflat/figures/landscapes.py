@@ -37,7 +37,7 @@ def plane_figure(planes: Mapping[str, Surface]) -> FigureData:
         panels.append(Panel(label, *axes, [heatmap]))
     caption = (
         "The loss at the weights plus multiples of two directions; (0, 0) is where training ended. "
-        "Every panel has colours of its own."
+        "All panels share one scale of colours."
     )
     return FigureData("planes", "Loss over a plane", panels, caption)
 

@@ -63,7 +63,8 @@ def draw(figure: FigureData, colors: Mapping[str, str] | None = None) -> Figure:
         all_axes = drawn.subplots(rows, columns, squeeze=False).ravel()
         entries: Legend = {}
         for axes, panel in zip(all_axes, figure.panels, strict=False):
-            entries = {**_draw_panel(axes, panel, chosen, figure), **entries}
+            for name, handle in _draw_panel(axes, panel, chosen, figure).items():
+                entries.setdefault(name, handle)
             if len(figure.panels) > 1:
                 axes.set_title(panel.title)
         _share_scales(list(all_axes), figure.panels)

@@ -1,7 +1,7 @@
 """Figures of sweeps and of tuning.
 
-A sweep is drawn as lines over one number, colours over two, points over more, and bars where there is none. Of a search
-for settings, every trial is a point; accuracy over learning rates is a curve with its plateau.
+A sweep is drawn as lines over one number, colours over two, points over more, and bars where no case has all of them.
+Of a search for settings, every trial is a point; accuracy over learning rates is a curve with its plateau.
 """
 
 from __future__ import annotations
@@ -56,9 +56,10 @@ def sweep_figure(title: str, cases: Sequence[SweepCase]) -> FigureData:
     title = f"Sweep {title}"
     if len(keys) == 1:
         return _lines(title, keys[0], having, [case for case in cases if keys[0] not in case.settings])
-    if len(keys) == 2 and _is_grid(keys, having):
+    if len(keys) == 2 and having and _is_grid(keys, having):
         return _maps(title, keys, having)
-    return _points(title, keys, having) if keys else _bars(title, cases)
+    # Without numbers, or with numbers that no case has together, such as settings of different optimizers.
+    return _points(title, keys, having) if keys and having else _bars(title, cases)
 
 
 def numeric_keys(settings: Sequence[Mapping[str, Any]]) -> list[str]:

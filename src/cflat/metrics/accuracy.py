@@ -163,15 +163,13 @@ class AccuracyMatrix:
     @property
     def accuracy(self) -> Fractions:
         """Entry (t, i): accuracy on task i after stage t; NaN where the stage has not seen the task."""
-        seen = np.tri(self.num_stages, self.num_tasks, dtype=bool) & (self.total > 0)
-        # np.where evaluates both branches, so tasks without images must not divide by zero.
-        return np.where(seen, self.correct / np.maximum(self.total, 1), np.nan)
+        seen = np.tri(self.num_stages, self.num_tasks, dtype=bool)
+        return np.where(seen, _fractions(self.correct, self.total), np.nan)
 
     @property
     def stage_accuracy(self) -> Fractions:
         """A_t of each stage: right answers over all test images seen so far."""
-        seen = np.cumsum(self.total)[: self.num_stages]
-        return np.where(seen > 0, self.correct.sum(axis=1) / np.maximum(seen, 1), np.nan)
+        return _fractions(self.correct.sum(axis=1), np.cumsum(self.total)[: self.num_stages])
 
     @property
     def per_task(self) -> Fractions:
@@ -209,12 +207,12 @@ class AccuracyMatrix:
     @property
     def forward_transfer(self) -> float:
         """Mean accuracy on tasks that are not learned yet, minus chance; NaN where they cannot be answered."""
-        return _mean(self.ahead / np.maximum(self.total[1 : 1 + len(self.ahead)], 1)) - self.chance
+        return _mean(_fractions(self.ahead, self.total[1 : 1 + len(self.ahead)])) - self.chance
 
     @property
     def anytime(self) -> float:
         """Mean accuracy of the evaluations while training; NaN without any."""
-        return _mean(self.anytime_counts[:, 0] / np.maximum(self.anytime_counts[:, 1], 1))
+        return _mean(_fractions(self.anytime_counts[:, 0], self.anytime_counts[:, 1]))
 
     def summary(self) -> dict[str, float]:
         """Return every number of `METRICS`."""
@@ -255,6 +253,12 @@ class AccuracyMatrix:
         if not isinstance(other, AccuracyMatrix):
             return NotImplemented
         return self.to_dict() == other.to_dict()
+
+
+def _fractions(correct: Counts, total: Counts) -> Fractions:
+    """Return right answers over images; NaN where there are no images."""
+    # np.where evaluates both branches, so the first must not divide by zero.
+    return np.where(total > 0, correct / np.maximum(total, 1), np.nan)
 
 
 def _mean(values: Fractions) -> float:

@@ -1,6 +1,6 @@
 """The paper's tables and figures as data: which runs they need, and the numbers that were published.
 
-Each is one YAML file in ``paper/``; a file of one's own in the same format works as well (docs/reproduce.md).
+Each is one YAML file in ``paper/recipes/``; a file of one's own in the same format works as well (docs/reproduce.md).
 """
 
 from __future__ import annotations
@@ -179,7 +179,8 @@ def load_exhibit(name: str) -> Exhibit:
 
 
 def _parse(name: str, values: Mapping[str, Any]) -> Exhibit:
-    exhibit: Exhibit = parse_section(Exhibit, {**values, "name": name}, name)
+    exhibit: Exhibit = parse_section(Exhibit, values, name)
+    exhibit = replace(exhibit, name=exhibit.name or name)
     # What fields say about each other, which their types cannot.
     if not exhibit.figures and not (exhibit.rows and exhibit.columns):
         raise ConfigError(f"{name} must have rows and columns, or figures.")

@@ -168,10 +168,14 @@ def plan_exhibit(exhibit: Exhibit, request: Request, out: Path, *, needs_data: b
     well, to be listed.
 
     Raises:
+        ConfigError: If the scale has no line of the table.
         DataError: If no dataset of the table is there.
     """
     # A table of settings shows those of preset paper at every scale.
     request = replace(request, scale="paper") if exhibit.needs_no_run else request
+    if exhibit.rows and not exhibit.at(request.scale).rows:
+        others = " or ".join(dict.fromkeys(scale for line in exhibit.rows for scale in line.scales))
+        raise ConfigError(f"{exhibit.name} has none of these lines at scale {request.scale}; choose scale {others}.")
     exhibit = exhibit.at(request.scale)
     # By default small scales take one of the seeds: they show directions, not spreads.
     seeds = request.seeds or (exhibit.seeds if request.scale == "paper" else exhibit.seeds[:1])

@@ -9,7 +9,7 @@ from pathlib import Path
 from cflat._files import csv_text, make_folder, write_atomic
 from cflat.report.groups import group_records
 from cflat.report.page import Cell, Table
-from cflat.report.records import require_records
+from cflat.report.records import RunRecord, require_records
 from cflat.report.tables import accuracy_table, cost_table, runs_table
 
 _NUMBER = re.compile(r"(?P<value>[+-]?\d[\d.]*)(?: ± (?P<std>[\d.]+))?(?: \(p (?P<p>[\d.e+-]+)\))?")
@@ -93,9 +93,14 @@ def write_tables(folders: Sequence[str | Path], out: str | Path, score: str | No
     Raises:
         DataError: If there is no run that can be read, or a file cannot be written.
     """
+    records, _ = require_records(folders, "make tables of", score)
+    return tables_of(records, out)
+
+
+def tables_of(records: Sequence[RunRecord], out: str | Path) -> list[Path]:
+    """Write what `write_tables` writes, of runs that are read already; return the files."""
     folder = Path(out)
     make_folder(folder)
-    records, _ = require_records(folders, "make tables of", score)
     groups = group_records(records)
     done = [group for group in groups if group.finished]
     tables = {"accuracy": accuracy_table(groups), "cost": cost_table(done)} if done else {}

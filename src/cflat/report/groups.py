@@ -149,16 +149,16 @@ def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
 def group_records(records: Sequence[RunRecord]) -> list[Group]:
     """Group runs by everything but the seed: subject by subject, the base optimizer alone first."""
     members = grouped(records, lambda record: json.dumps(flat_settings(record.config), sort_keys=True))
-    subjects = list(dict.fromkeys(_subject(record.config) for record in records))
+    subjects = list(dict.fromkeys(subject_of(record.config) for record in records))
     ordered = sorted(
         members.values(),
-        key=lambda runs: (subjects.index(_subject(runs[0].config)), runs[0].config.optimizer.name != "none"),
+        key=lambda runs: (subjects.index(subject_of(runs[0].config)), runs[0].config.optimizer.name != "none"),
     )
     settings = [flat_settings(runs[0].config) for runs in ordered]
     groups: list[Group] = []
     taken: Counter[str] = Counter()
     for own, runs in zip(settings, ordered, strict=True):
-        subject = _subject(runs[0].config)
+        subject = subject_of(runs[0].config)
         variant = _variant(runs[0].config, own, settings)
         # Only the first few differing keys are named, so two groups may get one name.
         taken[subject + variant] += 1
@@ -214,7 +214,8 @@ def _is_apart(key: str) -> bool:
     return key == "preset" or key in neutral_keys()  # a preset is a name for other keys
 
 
-def _subject(config: RunConfig) -> str:
+def subject_of(config: RunConfig) -> str:
+    """Return method and dataset of a run."""
     return f"{config.method.name} on {config.data.name}"
 
 

@@ -142,9 +142,10 @@ def _tuned(folder: RunFolder, config: RunConfig) -> tuple[tuple[str, ...], str]:
     try:
         text = read_text(file)
         entries = json.loads(text)["optimizers"]
+        chosen = {name: one["settings"] for name, one in entries.items() if one["settings"] is not None}
         # With other values, it is the file of another search than that of this run.
-        if any(all(own.get(key) == value for key, value in one["settings"].items()) for one in entries.values()):
-            keys = [key for name, one in entries.items() for key in (*one["settings"], *parse_variant(name).settings)]
+        if any(all(own.get(key) == value for key, value in settings.items()) for settings in chosen.values()):
+            keys = [key for name, settings in chosen.items() for key in (*settings, *parse_variant(name).settings)]
             return tuple(dict.fromkeys(keys)), hashlib.sha256(text.encode()).hexdigest()
     except (OSError, CFlatError, *MALFORMED):
         pass

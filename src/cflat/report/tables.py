@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from cflat.config.run_config import RunConfig
 from cflat.data import Outline
 from cflat.figures.runs import OUTCOMES
 from cflat.metrics import HEADLINES, METRICS, metric_title, spread
-from cflat.report.groups import Group, families, title_of
+from cflat.report.groups import Group, differing_keys, families, flat_settings, plain_text, subject_of, title_of
 from cflat.report.headlines import Pair
 from cflat.report.page import Cell, Table
 from cflat.report.records import RunRecord
@@ -99,24 +100,35 @@ def runs_table(records: Sequence[RunRecord]) -> Table:
 
 
 def tasks_table(records: Sequence[RunRecord]) -> Table | None:
-    """Return one row for each task with its classes; None if no run has recorded them."""
-    outlines: dict[str, Outline] = {}
+    """Return one row for each task of each stream with its classes; None if no run has recorded them."""
+    outlines: dict[Outline, RunRecord] = {}
     for record in records:
         # Seeds and optimizers share a stream, which is listed once.
-        if record.outline is not None and record.outline not in outlines.values():
-            outlines[f"{record.config.method.name} on {record.config.data.name}"] = record.outline
+        if record.outline is not None:
+            outlines.setdefault(record.outline, record)
+    names = _stream_names([record.config for record in outlines.values()])
     rows = tuple(
         (
-            *([Cell(subject)] if len(outlines) > 1 else []),
+            *([Cell(name)] if len(outlines) > 1 else []),
             Cell(str(task + 1), task + 1),
             Cell(outline.title_of(task)),
             Cell(str(len(labels)), len(labels)),
         )
-        for subject, outline in outlines.items()
+        for name, outline in zip(names, outlines, strict=True)
         for task, (_, labels) in enumerate(outline.tasks)
     )
     columns = (*(["runs"] if len(outlines) > 1 else []), "task", "about", "classes")
     return Table("Tasks", columns, rows, num_text=len(columns) - 1) if rows else None
+
+
+def _stream_names(configs: Sequence[RunConfig]) -> list[str]:
+    """Return method and dataset of runs with different streams, and the keys that tell the streams of one apart."""
+    names = []
+    for config in configs:
+        kin = [flat_settings(other) for other in configs if subject_of(other) == subject_of(config)]
+        own, keys = flat_settings(config), [key for key in differing_keys(kin) if key.startswith("stream.")]
+        names.append(", ".join([subject_of(config), *(f"{key}={plain_text(own.get(key))}" for key in keys)]))
+    return names
 
 
 def _run_row(record: RunRecord) -> tuple[Cell, ...]:

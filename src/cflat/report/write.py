@@ -32,16 +32,18 @@ class Report:
 
     data: ReportData
     groups: tuple[Group, ...]
+    records: tuple[RunRecord, ...]
+    """The runs in the order in which they were found."""
 
     @property
     def num_runs(self) -> int:
         """Runs that are shown."""
-        return sum(len(group.records) for group in self.groups)
+        return len(self.records)
 
     @property
     def num_unfinished(self) -> int:
         """Runs among them that have no result yet."""
-        return self.num_runs - sum(len(group.finished) for group in self.groups)
+        return sum(not record.is_finished for record in self.records)
 
     @property
     def problems(self) -> tuple[Problem, ...]:
@@ -114,7 +116,7 @@ def collect_report(roots: Sequence[str | Path], title: str | None = None, score:
         tuple(problems),
         optimizer_colors(group.variant for group in groups),
     )
-    return Report(data, tuple(groups))
+    return Report(data, tuple(groups), tuple(records))
 
 
 def _facts(groups: Sequence[Group]) -> tuple[tuple[str, str], ...]:

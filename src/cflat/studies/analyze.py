@@ -137,10 +137,15 @@ def analyze(
 
 
 def record_run(
-    config: RunConfig, out: Path, *, every: int = 5, should_stop: Callable[[], bool] = lambda: False
+    config: RunConfig,
+    out: Path,
+    *,
+    every: int = 5,
+    has_landscapes: bool = True,
+    should_stop: Callable[[], bool] = lambda: False,
 ) -> None:
     """Train the run that is to be analysed and record it; one that was begun without a recording has none."""
-    recording = Recording(radius_of(config), every, file=out / RECORDING)
+    recording = Recording(radius_of(config), every, has_landscapes=has_landscapes, file=out / RECORDING)
     # A recording must cover the run from its first step, so it cannot be attached to one that was begun.
     is_watched = not RunFolder(out).config_file.is_file() or _is_recorded(out, recording)
     job = Job(config, out)
@@ -209,8 +214,10 @@ def _with(config: RunConfig, name: str, **settings: Any) -> RunConfig:
 
 
 def _is_recorded(folder: Path, recording: Recording) -> bool:
-    """Whether a run is recorded from its first step, in this way."""
-    return (folder / RECORDING).is_file() and bool(_read(folder).get("watched") == recording.watched)
+    """Whether a run is recorded from its first step, in this way; landscapes may be recorded besides."""
+    if not (folder / RECORDING).is_file():
+        return False
+    return _read(folder).get("watched") in (recording.watched, [*recording.watched[:2], True])
 
 
 def _read(folder: Path) -> dict[str, Any]:

@@ -136,7 +136,8 @@ def rate_curves(
     curves = []
     for name in layers:
         accuracy = tuple(
-            tuple(validation_score(RunFolder(jobs[name, rate, s].out), metric, score) for s in seeds) for rate in grid
+            tuple(validation_score(RunFolder(jobs[name, rate, seed].out), metric, score, stage) for seed in seeds)
+            for rate in grid
         )
         means = [float(np.mean(values)) for values in accuracy]
         by_seed = tuple(plateau(grid, values, within) for values in zip(*accuracy, strict=True))

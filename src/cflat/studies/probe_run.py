@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -37,10 +36,15 @@ class ProbeObserver(Observer):
         self._optimizer: SharpnessAware | None = None
 
     @property
+    def num_probed(self) -> int:
+        """Steps that were probed so far."""
+        return 0 if self.probe is None else self.probe.steps
+
+    @property
     def is_done(self) -> bool:
         """Whether enough steps were probed, or the task is over."""
         is_past = self._optimizer is not None and self._optimizer.task_index > self.task
-        return is_past or (self.probe is not None and self.probe.steps >= self.steps)
+        return is_past or self.num_probed >= self.steps
 
     def on_phase_start(self, optimizer: SharpnessAware, network: nn.Module) -> None:
         """Set up the shadows when the task's first phase begins."""
@@ -72,6 +76,9 @@ def probe_run(
 
     The optimizer of ``config`` gives lam, beta and k, and does not train. The verdict is about the first of the radii.
     ``tell`` is called with the number of probed steps after each; a true ``should_stop()`` ends the probe early.
+
+    Raises:
+        TrainingInterrupted: If ``should_stop()`` was true before the first probed step.
     """
     check_watchable(config.runtime)
     own = config.optimizer.keywords()
@@ -79,9 +86,12 @@ def probe_run(
     make = partial(Probe, radii=radii, k=own.get("k", 5), **weights)
     observer = ProbeObserver(make, steps, warmup, task, tell)
     plain = replace(config, optimizer=parse_optimizer({"name": "none"}))
-    with suppress(TrainingInterrupted):  # how a run ends that should stop; nothing of it is kept
+    try:
         run(plain, observers=[observer], should_stop=lambda: observer.is_done or should_stop())
-    if observer.probe is None or observer.probe.steps == 0:
+    except TrainingInterrupted:  # how a run ends that should stop; nothing of it is kept
+        if should_stop() and not observer.num_probed:
+            raise
+    if observer.probe is None or not observer.num_probed:
         raise ConfigError(
             f"There was no step to probe in task {task} after a warm-up of {warmup}: choose a task below the number of "
             "tasks that is trained by gradients, a smaller --warmup, or more epochs."

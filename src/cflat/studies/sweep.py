@@ -15,7 +15,6 @@ from cflat._files import csv_text, write_atomic, write_json
 from cflat.config.documents import Layer
 from cflat.config.presets import resolve_config
 from cflat.config.run_config import RunConfig
-from cflat.data import Split
 from cflat.figures.static import save
 from cflat.figures.sweeps import SweepCase, sweep_figure
 from cflat.methods import get_method_spec
@@ -69,10 +68,9 @@ class SweepResult:
     """Settings that belong to values of ``optimizer.name``."""
 
     @property
-    def split(self) -> Split:
-        """The images that the rows' accuracies speak of: validation only if no test image was looked at."""
-        is_tested = all(summary.split == "test" for row in self.rows for summary in row.summaries)
-        return "test" if is_tested else "validation"
+    def split(self) -> str:
+        """The images that the rows' accuracies speak of: test, validation, or "test or validation" if rows differ."""
+        return " or ".join(sorted({summary.split for row in self.rows for summary in row.summaries}))
 
     @property
     def scores(self) -> tuple[str, ...]:

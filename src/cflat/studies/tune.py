@@ -91,7 +91,7 @@ def tune(
         executor: Where to run; trials of different optimizers and seeds are jobs of one batch.
 
     Raises:
-        ConfigError: If something is unknown or wrong, or Optuna is missing.
+        ConfigError: If something is unknown or wrong, Optuna is missing, or every trial of all optimizers diverged.
         DataError: If ``out`` holds another search.
     """
     try:
@@ -133,6 +133,8 @@ def tune(
     subject = (first.method.name, first.data.name, protocol, metric, score, tuple(seeds))
     searched = {name: {key: _plain(range_) for key, range_ in space.items()} for name, space in spaces.items()}
     tuning = Tuning(*subject, trials, shared, searched, found)
+    if not tuning.settings:
+        raise ConfigError(tuning.diverged)
     write_json(Path(out) / "tuned.json", tuning.to_dict())
     return tuning
 
@@ -333,6 +335,10 @@ def _space(variant: Variant, config: RunConfig, ranges: Mapping[str, Range]) -> 
     }
     # A key that an optimizer does not have is searched for the others.
     space |= {key: range_ for key, range_ in ranges.items() if key in known}
+    for key, range_ in space.items():
+        is_count = isinstance(known[key], int)
+        if is_count and isinstance(range_, Interval) and math.ceil(range_.low) > range_.high:
+            raise ConfigError(f"{key} is a whole number; there is none from {range_.low:g} to {range_.high:g}.")
     return {key: range_ for key, range_ in space.items() if key not in variant.settings}
 
 

@@ -64,14 +64,10 @@ class Tuned:
     trials: tuple[Trial, ...]
 
     @property
-    def best(self) -> Trial:
-        """The finished trial with the best validation accuracy, the first of several; an error if all diverged."""
+    def best(self) -> Trial | None:
+        """The finished trial with the best validation accuracy, the first of several; None if all have diverged."""
         complete = [trial for trial in self.trials if trial.state == "complete"]
-        if not complete:
-            raise ConfigError(
-                f"Every trial of {self.optimizer} has diverged; search lower learning rates: --range base.lr=LOW:HIGH."
-            )
-        return max(complete, key=lambda trial: trial.score)  # the first of equals
+        return max(complete, key=lambda trial: trial.score, default=None)  # the first of equals
 
     @property
     def budget(self) -> dict[str, float]:
@@ -126,8 +122,16 @@ class Tuning(ValidationStudy):
 
     @property
     def settings(self) -> dict[str, Settings]:
-        """The chosen settings by optimizer, under dotted keys."""
-        return {name: tuned.best.settings for name, tuned in self.optimizers.items()}
+        """The chosen settings by optimizer, under dotted keys; an optimizer whose trials all diverged has none."""
+        return {name: tuned.best.settings for name, tuned in self.optimizers.items() if tuned.best is not None}
+
+    @property
+    def diverged(self) -> str:
+        """A sentence on the optimizers whose trials all diverged; empty if there are none."""
+        names = [name for name in self.optimizers if name not in self.settings]
+        if not names:
+            return ""
+        return f"Every trial of {', '.join(names)} has diverged; search lower learning rates: --range base.lr=LOW:HIGH."
 
     def final_layer(self, chosen: Mapping[str, Any]) -> Layer:
         """Return what final runs share: as in the trials, but measured on test images, with the user's changes."""
@@ -151,7 +155,9 @@ class Tuning(ValidationStudy):
         found = {}
         for name, tuned in self.optimizers.items():
             best, trials = tuned.best, [asdict(trial) for trial in tuned.trials]
-            chosen = {"settings": best.settings, "validation": best.score, "trial": best.number}
+            chosen: dict[str, Any] = {"settings": None, "validation": None, "trial": None}
+            if best is not None:
+                chosen = {"settings": best.settings, "validation": best.score, "trial": best.number}
             found[name] = {**chosen, "budget": tuned.budget, "ranges": self.ranges[name], "trials": trials}
         return {**super().to_dict(), "num_trials": self.num_trials, "shared": self.shared, "optimizers": found}
 
@@ -169,17 +175,19 @@ class Tuning(ValidationStudy):
 
 def require_tuned(names: Sequence[str], tuning: Tuning) -> None:
     """Reject optimizers that no settings were found for."""
-    known = list(tuning.optimizers)
+    known = list(tuning.settings)
     for name in names:
+        if name in tuning.optimizers and name not in known:
+            raise ConfigError(f"{name!r} has no tuned settings: every trial of it has diverged.")
         if name not in known:
             raise ConfigError(f"{name!r} was not tuned.{suggest(name, known)} Tuned: {', '.join(known)}.")
 
 
 def validation_score(folder: RunFolder, metric: Metric, score: str, num_tasks: int | None = None) -> float:
-    """Return the validation accuracy of a run over its first tasks, or all that it learned; 0 if it has diverged."""
-    if folder.diverged_file.is_file():
-        return 0.0
+    """Return the validation accuracy of a run over its first tasks, or all that it learned; 0 if it diverged there."""
     tasks = folder.load_tasks()[:num_tasks]
+    if folder.diverged_file.is_file() and len(tasks) != num_tasks:  # it may have diverged in a later task
+        return 0.0
     accuracies = [float(task["validation"][score]["stage_accuracy"]) for task in tasks]
     return mean(accuracies) if metric == "avg" else accuracies[-1]
 

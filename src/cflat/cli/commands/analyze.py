@@ -59,7 +59,7 @@ def command(
     tell = VariantProgress(is_silent=quiet or json)
     # The run itself is locked by `record_run`, its folder of figures here.
     with stoppable() as stop:
-        record_run(resolved, folder, every=every, should_stop=stop)
+        record_run(resolved, folder, every=every, has_landscapes=not chosen, should_stop=stop)
         with owned(place):
             figures = analyze(
                 resolved,

@@ -58,7 +58,7 @@ def command(
         score = score or found.score
     # Not the folder of a plain comparison, where the same optimizers have other settings: runs are never mixed.
     folder = out or usual_folder("compare-tuned" if tuned else "compare", layer)
-    with job_executor(executor, folder, quiet or json, gpus) as chosen:
+    with job_executor(executor, folder, quiet or json, gpus) as (chosen, _):
         if tuned is not None:  # the page must know that each optimizer has the settings of one search
             write_json(folder / "tuned.json", found.to_dict())
         result = compare(layer, names, numbers, folder, chosen, settings, score)

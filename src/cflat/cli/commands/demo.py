@@ -52,7 +52,7 @@ def command(
     """Compare SGD, C-Flat, C-Flat Turbo and Forecast on digits, two classes at a time, over four seeds."""
     from cflat.studies.compare import compare, comparison_values, write_comparison
 
-    with job_executor("local", out, quiet or json) as executor:
+    with job_executor("local", out, quiet or json) as (executor, _):
         # In the order of `TUNED`: differences are to the first, the base optimizer alone.
         result = compare(DEMO, tuple(TUNED), SEEDS, out, executor, tuned=TUNED)
         sentences = story(result)

@@ -15,7 +15,13 @@ EXAMPLES = """\
   cflat doctor --json
 """
 
-OPTIONAL = {"ray": "cflat[sweep]", "tensorboard": "cflat[track]", "wandb": "cflat[track]", "mlflow": "cflat[track]"}
+OPTIONAL = {
+    "optuna": "cflat[sweep]",
+    "ray": "cflat[sweep]",
+    "tensorboard": "cflat[track]",
+    "wandb": "cflat[track]",
+    "mlflow": "cflat[track]",
+}
 
 
 def command(json: Json = False) -> None:

@@ -49,6 +49,7 @@ def command(
     from cflat.runs.interrupts import StopRequest
     from cflat.runs.lock import owned
     from cflat.studies.probe_run import probe_run
+    from cflat.train import TrainingInterrupted
 
     # For the lam, beta and k of the probe; `probe_run` trains with the base optimizer alone.
     resolved = resolve_config(merge(layer, {"optimizer": "c_flat_turbo"}))
@@ -62,8 +63,12 @@ def command(
     subject = f"{resolved.method.name} on {resolved.data.name}"
     with owned(folder):  # fails before anything is trained if the folder cannot be written
         # Not `stoppable`: a probe that is stopped early reports the steps it has seen.
-        with StopRequest(acknowledge_stop) as stop:
-            found = probe_run(resolved, grid, steps=steps, warmup=warmup, task=task, tell=tell, should_stop=stop)
+        try:
+            with StopRequest(acknowledge_stop) as stop:
+                found = probe_run(resolved, grid, steps=steps, warmup=warmup, task=task, tell=tell, should_stop=stop)
+        except TrainingInterrupted:
+            note("Stopped before the first probed step; there is nothing to report.")
+            raise SystemExit(stop.exit_code) from None
         write_json(folder / "probe.json", found.to_dict())
         figure = probe_figure(found.to_dict(), f"{subject}, task {task + 1}")
         save(figure, folder / "probe.svg")

@@ -26,11 +26,11 @@ def command(
     json: Json = False,
 ) -> None:
     """Compare runs on one self-contained HTML page: accuracy, speed, cost, timelines, differences, commands."""
-    from cflat.report.export import write_tables
+    from cflat.report.export import tables_of
     from cflat.report.write import write_report
 
     report = write_report(folders, out, title, score=score)
-    files = [] if tables is None else write_tables(folders, tables, score)
+    files = [] if tables is None else tables_of(report.records, tables)
     if json:
         emit_json(
             {

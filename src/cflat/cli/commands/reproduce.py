@@ -20,8 +20,9 @@ from cflat.cli.options import (
     chosen_layer,
     comma_names,
     comma_numbers,
+    safe_name,
 )
-from cflat.cli.output import console, emit_json, next_command, stoppable, table
+from cflat.cli.output import console, emit_json, next_command, table
 
 if TYPE_CHECKING:
     from cflat.figures import FigureData
@@ -84,18 +85,16 @@ def command(
     if dry_run:
         _show_plan(plan, json)
         return
-    folder = out / f"{exhibit.name}-{plan.scale}"
-    with job_executor(executor, folder, quiet or json, gpus) as run_on:
+    folder = out / safe_name(exhibit.name, plan.scale)
+    with job_executor(executor, folder, quiet or json, gpus) as (run_on, stop):
         found = reproduce(plan, run_on)
         figures: list[FigureData] = []
         if exhibit.figures:
             # Tasks of smoke runs are shorter than ten steps: no record would have another one five steps earlier.
             tell, every = VariantProgress(is_silent=quiet or json), 1 if scale == "smoke" else 5
-            # Recorded runs are not jobs of the executor, so its stop request does not reach them.
-            with stoppable() as stop:
-                figures = analyze(
-                    watched, folder, every=every, formats=FORMATS, only=exhibit.figures, tell=tell, should_stop=stop
-                )
+            figures = analyze(
+                watched, folder, every=every, formats=FORMATS, only=exhibit.figures, tell=tell, should_stop=stop
+            )
         files = write_reproduction(folder, plan, found, figures)
     if json:
         emit_json({"out": str(folder), "files": {kind: str(file) for kind, file in files.items()}, **found.to_dict()})

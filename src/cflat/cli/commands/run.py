@@ -41,6 +41,7 @@ def command(
 ) -> None:
     """Train a method on a stream of tasks and evaluate it after each."""
     from cflat.cli.progress import RunProgress, close_all
+    from cflat.config.commands import override
     from cflat.config.presets import resolve_config
     from cflat.methods import get_method_spec
     from cflat.runs.folder import RunFolder
@@ -53,7 +54,7 @@ def command(
         before, folder = RunFolder(resume).load_config(), resume
         resolved = before.changed(layer)
         # config.yaml keeps the original values, so the command that resumes the run has to repeat them.
-        changes = [f"{key}={value}" for key, value in before.differences(resolved).items()]
+        changes = [override(key, value) for key, value in before.differences(resolved).items()]
     else:
         resolved, changes = resolve_config(layer), []
         # Ranks may find different folders; `run` takes that of rank 0.

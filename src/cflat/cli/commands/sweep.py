@@ -52,7 +52,7 @@ def command(
         if not json:
             next_command(["cflat", "sweep", str(file), "--out", str(folder), "--executor", executor])
         return
-    with job_executor(executor, folder, quiet or json, gpus) as chosen:
+    with job_executor(executor, folder, quiet or json, gpus) as (chosen, _):
         result = run_sweep(sweep, folder, chosen)
         picture, page = write_sweep(folder, result)
     if json:

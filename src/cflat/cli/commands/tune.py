@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -39,7 +40,7 @@ def command(
             help="Comma-separated; append settings with colons, as in c_flat_turbo:k=10",
         ),
     ] = "none,sam,c_flat,c_flat_turbo",
-    trials: Annotated[int, typer.Option(help="Trials per optimizer")] = 8,
+    trials: Annotated[int | None, typer.Option(help="Trials per optimizer; default 8")] = None,
     protocol: Annotated[
         str, typer.Option(help="stream: judged by the whole stream; first-task: by its first task alone")
     ] = "stream",
@@ -52,9 +53,11 @@ def command(
     ] = None,
     metric: Annotated[str, typer.Option(help="Validation accuracy to maximise: avg or last")] = "avg",
     score: Score = None,
-    sampler: Annotated[str, typer.Option(help="tpe (guided by earlier trials) or random")] = "tpe",
-    search_seed: Annotated[int, typer.Option(help="Random seed of the search")] = 0,
-    prune: Annotated[bool, typer.Option("--prune/--no-prune", help="Stop unpromising trials early")] = True,
+    sampler: Annotated[str | None, typer.Option(help="tpe (guided by earlier trials) or random; default tpe")] = None,
+    search_seed: Annotated[int | None, typer.Option(help="Random seed of the search; default 0")] = None,
+    prune: Annotated[
+        bool | None, typer.Option("--prune/--no-prune", help="Stop unpromising trials early; default --prune")
+    ] = None,
     curve: Annotated[
         bool, typer.Option("--curve", help="Instead of searching, measure accuracy over a grid of learning rates")
     ] = False,
@@ -71,14 +74,20 @@ def command(
     from cflat.studies.tune import parse_range, tune, write_search
     from cflat.studies.tuned import read_tuning
 
-    if (range_ if curve else rates) is not None:
-        raise ConfigError("--range is for a search and --rates is for --curve; give the one that applies.")
+    given = {"trials": trials, "sampler": sampler, "search_seed": search_seed, "prune": prune, "range": range_}
+    # What is not given is left to the defaults of `tune`.
+    search: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+    if curve and search:
+        options = ", ".join(f"--{'no-' * (value is False)}{key.replace('_', '-')}" for key, value in search.items())
+        raise ConfigError(f"--curve trains every rate of a grid and searches nothing; leave out {options}.")
+    if rates is not None and not curve:
+        raise ConfigError("--rates is for --curve; a search has --range base.lr=LOW:HIGH.")
+    ranges = dict(parse_range(text) for text in search.pop("range", ()))
     names, numbers = list_variants(optimizers), comma_numbers("--seeds", seeds)
     folder = out or usual_folder("tune", layer)
     shared: dict[str, Any] = {"protocol": protocol, "seeds": numbers, "metric": metric, "score": score}
-    search: dict[str, Any] = {"sampler": sampler, "search_seed": search_seed, "prune": prune, "trials": trials}
     # Trials come in many small batches: Ray is started once.
-    with job_executor(executor, folder, quiet or json, gpus, stays=True) as chosen:
+    with job_executor(executor, folder, quiet or json, gpus, stays=True) as (chosen, _):
         if curve:
             file = folder / "tuned.json"
             tuned = read_tuning(file).settings if file.is_file() else {}
@@ -92,9 +101,8 @@ def command(
                 return
             _show_curves(found)
             console().print(f"Numbers: {folder / 'rates.json'}\nFigure:  {picture}")
-            next_command(f"python -m webbrowser -t {picture}")
+            next_command(["python", "-m", "webbrowser", "-t", str(picture)])
             return
-        ranges = dict(parse_range(text) for text in range_ or [])
         tuning = tune(layer, names, folder, ranges=ranges, executor=chosen, **search, **shared)
         picture = write_search(folder, tuning)
         final = shlex.join(["cflat", "compare", "--tuned", str(folder / "tuned.json"), "--seeds", FINAL_SEEDS])
@@ -115,7 +123,8 @@ def _show(tuning: Tuning) -> None:
     rows = []
     for name, tuned in tuning.optimizers.items():
         best, budget = tuned.best, tuned.budget
-        cells = [title_of(name, base), *(_value(best.settings.get(key)) for key in keys), percent(best.score)]
+        settings, score = ({}, math.nan) if best is None else (best.settings, best.score)
+        cells = [title_of(name, base), *(_value(settings.get(key)) for key in keys), percent(score)]
         cells.append(f"{budget['trials']} ({budget['pruned'] + budget['diverged']})")
         rows.append([*cells, f"{budget['images']:,}", f"{budget['evaluations']:,}", f"{budget['seconds']:.0f}"])
     n = len(tuning.seeds)
@@ -128,6 +137,8 @@ def _show(tuning: Tuning) -> None:
     out.print(table(title, columns, rows))
     out.print(f"  {tuning.protocol}: {PROTOCOLS[tuning.protocol]}")
     out.print(f"  {tuning.metric}: {METRICS[tuning.metric]}; no test image was looked at")
+    if tuning.diverged:
+        out.print(f"  {tuning.diverged}")
 
 
 def _show_curves(found: RateCurves) -> None:
