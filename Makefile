@@ -9,7 +9,7 @@ demo: $(VENV)/.bench  ## train digits with SGD, C-Flat, C-Flat Turbo and Forecas
 	$(BIN)/cflat demo
 
 # Two workers with one thread each: torch's own threads would only fight over two cores.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadgroup
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
 
 test: $(VENV)/.dev  ## the default suite (at most 10 minutes on 2 cores)
 	$(PYTEST)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 # Some virtual machines announce AMX and fault when oneDNN uses it for bfloat16; all others lose nothing here.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
@@ -23,16 +24,18 @@ def _has_module_fixtures(path: Path) -> bool:
     return 'scope="module"' in path.read_text()
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "xdist_group(name): run on one worker, by pytest-xdist if it is installed")
+@pytest.hookimpl(optionalhook=True)  # pytest-xdist need not be there
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Keep tests that share a fixture on one worker: a second one would make it again."""
+    from xdist.scheduler import LoadScopeScheduling
 
+    class ByFixture(LoadScopeScheduling):
+        # Not its marks for groups (--dist loadgroup), which have no effect with pytest 9.
+        def _split_scope(self, nodeid: str) -> str:
+            file, *_ = nodeid.split("::")
+            return file if _has_module_fixtures(config.rootpath / file) else nodeid
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep tests that share a fixture on one worker (``--dist loadgroup``): a second one would make it again."""
-    for item in items:
-        if _has_module_fixtures(item.path):
-            item.add_marker(pytest.mark.xdist_group(f"{item.path.parent.name}-{item.path.stem}"))
+    return ByFixture(config, log)
 
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
