@@ -9,7 +9,16 @@ from typing import Any
 
 import matplotlib as mpl
 from benchmarks.study.analysis import NOT_YET, Verdict, streams_of, verdicts
-from benchmarks.study.definition import BLOCK_OF, CONTRASTS, PAPER_CONTRASTS, TUNED_BLOCKS, Claim, Contrast
+from benchmarks.study.definition import (
+    BLOCK_OF,
+    BLOCKS,
+    CONTRASTS,
+    PAPER_CONTRASTS,
+    ROWS,
+    TUNED_BLOCKS,
+    Claim,
+    Contrast,
+)
 from benchmarks.study.ledger import Line
 from matplotlib.figure import Figure
 
@@ -18,21 +27,38 @@ STYLE: Any = {"svg.fonttype": "none", "svg.hashsalt": "cflat", "font.size": 8, "
 
 
 def draw_contrasts(lines: Sequence[Line], path: Path) -> None:
-    """Draw one panel for each contrast of the tuned blocks and of block P that has pairs."""
-    families = [
-        *((contrast, verdict, TUNED_BLOCKS) for contrast, verdict in verdicts(lines, CONTRASTS, TUNED_BLOCKS).items()),
-        *((contrast, verdict, ("P",)) for contrast, verdict in verdicts(lines, PAPER_CONTRASTS, ("P",)).items()),
-    ]
-    shown = [family for family in families if family[1].streams]  # no empty panels while runs are missing
-    rows = max(1, math.ceil(len(shown) / 4))
+    """Draw one panel for each contrast of the tuned blocks that has pairs, and one for block P."""
+    tuned = [pair for pair in verdicts(lines, CONTRASTS, TUNED_BLOCKS).items() if pair[1].streams]
+    paper = [pair for pair in verdicts(lines, PAPER_CONTRASTS, ("P",)).items() if pair[1].streams]
+    rows = math.ceil(len(tuned) / 4)
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(11, 2.75 * rows), layout="constrained")
-        panels = figure.subplots(rows, 4, squeeze=False).flat
-        for axes, (contrast, verdict, blocks) in zip(panels, shown, strict=False):
-            _draw(axes, contrast, verdict, streams_of(contrast, blocks))
-        for axes in panels[len(shown) :]:
-            axes.set_axis_off()
+        figure = Figure(figsize=(11, 2.9 * (rows + 1)), layout="constrained")
+        # Two parts: long names of contrasts on the left of the lower one must not narrow the panels above it.
+        upper, lower = figure.subfigures(2, 1, height_ratios=[max(rows, 0.01), 1])
+        for number, (contrast, verdict) in enumerate(tuned, 1):
+            _draw(upper.add_subplot(rows, 4, number), contrast, verdict, streams_of(contrast, TUNED_BLOCKS))
+        if paper:
+            _draw_paper(lower.add_subplot(), paper)
         figure.savefig(path, metadata={"Date": None})
+
+
+def _draw_paper(axes: Any, found: Sequence[tuple[Contrast, Verdict]]) -> None:
+    """Draw all contrasts of block P into one panel, a mark for each of its streams."""
+    axes.axvline(0, color="#999999", linewidth=0.8)
+    streams = [stream for stream in BLOCKS["P"].streams if any(stream in verdict.streams for _, verdict in found)]
+    for number, stream in enumerate(streams):
+        shift = 0.2 * (number - (len(streams) - 1) / 2)
+        for place, (_, verdict) in enumerate(found):
+            if stream in verdict.streams:
+                effect = verdict.streams[stream]
+                axes.plot(effect.interval(), [place + shift] * 2, color=COLORS["P"])
+                axes.plot(effect.mean, place + shift, "os^"[number], markersize=4, color=COLORS["P"])
+        axes.plot([], [], "os^"[number], markersize=4, color=COLORS["P"], label=stream)
+    axes.set_yticks(range(len(found)), [f"{contrast.title}: {verdict.text}" for contrast, verdict in found])
+    axes.set_ylim(len(found) - 0.5, -0.5)
+    axes.set_title("Block P: the paper's settings", fontsize=8)
+    axes.set_xlabel("points of Avg")
+    axes.legend(loc="lower right", frameon=False)
 
 
 def draw_claim(claim: Claim, found: Mapping[Contrast, Verdict], path: Path) -> None:
@@ -63,5 +89,6 @@ def _draw(axes: Any, contrast: Contrast, verdict: Verdict, streams: Sequence[str
         axes.axvline(verdict.effect.mean, color="#000000", linewidth=1)
     axes.set_yticks(range(len(streams)), streams)
     axes.set_ylim(len(streams) - 0.5, -0.5)
-    axes.set_title(f"{contrast.title}\n{verdict.text}", fontsize=8)
+    row, reference = ROWS[contrast.row].title, ROWS[contrast.reference].title
+    axes.set_title(f"{row}\n- {reference}\n{verdict.text}", fontsize=8)
     axes.set_xlabel("points of Avg")
