@@ -16,7 +16,7 @@ from scipy.stats import ttest_1samp, ttest_rel
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.study import analysis, configs, ledger, pages, repeat, runs, worker
+from benchmarks.study import analysis, configs, ledger, pages, post_hoc, repeat, runs, worker
 from benchmarks.study.analysis import NOT_YET, UNDECIDED, Effect, decide_family, holm_levels, random_effects
 from benchmarks.study.configs import Key, Places, Run
 from benchmarks.study.definition import (
@@ -573,3 +573,10 @@ def test_the_pages_in_docs_are_those_of_the_ledger(tmp_path: Path) -> None:
     pages.write_pages(ledger.read(), tmp_path)
     for path in sorted(tmp_path.rglob("*.md")):
         assert path.read_text() == (pages.RESULTS / path.relative_to(tmp_path)).read_text(), path.name
+
+
+def test_the_printed_trigger_depends_on_the_scale_of_the_loss_and_its_root_does_not():
+    tasks = np.random.default_rng(0).exponential(2.0, (2, 200)).tolist()
+    rates = [post_hoc.fired(tasks, scale) for scale in (0.1, 1.0, 10.0)]
+    assert rates[0] > rates[1] > rates[2]
+    assert post_hoc.fired(tasks, 0.125, is_rooted=True) == post_hoc.fired(tasks, 8.0, is_rooted=True)
