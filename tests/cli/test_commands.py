@@ -98,6 +98,7 @@ def test_the_bar_of_a_terminal_shows_brackets_as_they_are(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")  # on a dumb one rich draws no bar
     bar, nothing = RunProgress(), ImageSet(ArrayPixels(np.zeros((0, 1, 1, 3), np.uint8)), [])
     bar.on_task_start(Task(0, "[/b]", range(1), nothing, nothing))
     bar.close()
