@@ -518,7 +518,8 @@ def fragment(lines: Sequence[Line]) -> str:
             rows.append([_title(row, shown), _evaluations(row, shown, lines), *cells])
     caption = (
         "First row: Avg in %; others: difference in points, paired by class order, images and seed, mean with its 95 % "
-        "interval over streams, or over replicates where there is one stream."
+        "interval over all streams, or over replicates where there is one stream. The sentences below the table leave "
+        "out streams that measure training speed, so their numbers differ a little."
     )
     # A number from a stream that measures training speed must not pass for one about flatness.
     conditions = [
