@@ -559,6 +559,19 @@ def test_pages_are_written_from_any_ledger(kind: str, tmp_path: Path) -> None:
     assert {path: path.read_bytes() for path in before} == before
 
 
+def test_numbers_of_speed_limited_streams_are_labelled_in_the_readme_and_decide_no_claim(tmp_path: Path) -> None:
+    lines = finals({"c_flat": 2.0}, blocks=("A", "B"))
+    ordered = [replace(one, end_loss=1 - one.avg) if one.block == "B" else one for one in lines]
+    pages.write_pages(ordered, tmp_path)
+    readme = (tmp_path / "study" / "fragment.md").read_text()
+    assert "| *of these streams, speed-limited* |  | 0 of 8 | 2 of 2 |" in readme
+    assert "in block A alone; C is not complete" in readme
+    scratch = (tmp_path / "claims" / "scratch.md").read_text()
+    assert "Undecided here" in scratch
+    assert scratch.count("so none decides") == 2
+    assert "so none decides" not in (tmp_path / "claims" / "task-and-domain.md").read_text()
+
+
 def test_figures_are_drawn_where_there_is_something_to_draw(tmp_path: Path) -> None:
     lines = [one for one in finals({"c_flat": 2.0}) if one.stream in ("digits-few", "cub-task")]
     pages.write_pages(lines, tmp_path)
