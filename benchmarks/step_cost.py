@@ -92,6 +92,7 @@ def candidates() -> list[Candidate]:
         ours("cflat Turbo reuse only, k=5", "c_flat_turbo", k=5, trigger=False, schedule=False),
         ours("cflat Turbo surrogate steps", "c_flat_turbo", k=10**9, trigger=False, schedule=False),
         ours("cflat Turbo", "c_flat_turbo"),
+        ours("cflat Forecast", "c_flat_forecast"),
     ]
     return mine + _pytorch_optimizer() + _infty()
 
@@ -333,6 +334,8 @@ def count(net: str, candidate: Candidate) -> Counts:
 
 def steps_per_round(candidate: Candidate) -> int:
     """A whole interval for optimizers whose steps differ."""
+    if "Forecast" in candidate.name:
+        return 30  # its budget is a mean
     differing = ("LookSAM", "Turbo", "SS-SAM", "AE-SAM", "C-Flat++")
     return 5 if any(name in candidate.name for name in differing) else 1
 

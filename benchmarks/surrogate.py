@@ -116,9 +116,7 @@ VARIANTS = {
     "+ thrift: less budget where e < 0.5": Parts(is_thrifty=True),
     "+ the exact step that begins a task is charged": Parts(is_charged=True),
     "+ phi by least squares": Parts(phi="projection"),
-    "average, 10th, root, make-up and thrift: the withdrawn default": Parts(
-        0.8, 10, power=0.5, make_up=2, is_thrifty=True
-    ),
+    "+ average, 10th, root, make-up and thrift": Parts(0.8, 10, power=0.5, make_up=2, is_thrifty=True),
 }
 
 
