@@ -1,28 +1,43 @@
-"""What was looked at after block A had been seen: why Turbo is level with SGD, and where C-Flat gains. Decides nothing.
+"""What was looked at after final runs had been seen: why Turbo is near SGD, where C-Flat gains. Decides nothing.
 
-python -m benchmarks.study.post_hoc --features FOLDER     # about a minute; writes docs/results/study/post-hoc.md
+    python -m benchmarks.study.post_hoc measure --features DIR --data-root DATA --weights FILE   gradients, minutes
+    python -m benchmarks.study.post_hoc write                                                    the page
+
+Measured are streams that are tuned and whose data is here; what is in docs/results/study/gradients.json stays.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.study.analysis import (
     differences,
     final_runs,
+    is_speed_limited,
     random_effects,
     rank_correlation,
     row_means,
+    stream_correlation,
     stream_effect,
 )
 from benchmarks.study.configs import Key, Places, Run, config_of
-from benchmarks.study.definition import BLOCKS, CONTRASTS, ROWS, STREAMS, Contrast
+from benchmarks.study.definition import (
+    BLOCK_OF,
+    BLOCKS,
+    CONTRASTS,
+    EQUAL_COMPUTE,
+    ROWS,
+    STREAMS,
+    TUNED_BLOCKS,
+    Contrast,
+)
 from benchmarks.study.ledger import Ledger, Line, read
-from benchmarks.study.pages import RESULTS, points, table
+from benchmarks.study.pages import RESULTS, complete_streams, points, table
 from torch import nn
 
 from cflat._files import write_atomic
@@ -31,6 +46,7 @@ from cflat.optim.engine import EmaTrigger, Evaluation
 from cflat.runs.run import run as train
 from cflat.train import Observer
 
+GRADIENTS = RESULTS / "study" / "gradients.json"
 SCALES = (0.1, 1.0, 10.0)
 """Factors on the loss."""
 GAINS = (
@@ -40,6 +56,8 @@ GAINS = (
     Contrast("msam", "sgd"),
     Contrast("turbo", "sgd"),
 )
+Measured = Mapping[str, Mapping[str, float]]
+"""Numbers of each stream: the mean of |g|^2, and the fraction of steps that trigger at each scale."""
 
 
 class GradientNorms(Observer):
@@ -66,31 +84,68 @@ def fired(tasks: Sequence[Sequence[float]], scale: float, *, is_rooted: bool = F
     return statistics.fmean(found)
 
 
-def trigger_table(lines: Sequence[Line], places: Places) -> list[str]:
-    ledger = Ledger(lines)
-    head = ["stream", "mean of \\|g\\|²", *(f"loss x {scale:g}" for scale in SCALES), "square root, any scale"]
-    rows: list[list[object]] = [head]
-    for stream in BLOCKS["A"].streams:
+def measure(lines: Sequence[Line], places: Places) -> dict[str, dict[str, float]]:
+    """Return what the gradients of Turbo's tuned runs say about its trigger, on streams whose data is here."""
+    ledger, found = Ledger(lines), {}
+    for stream in (name for block in TUNED_BLOCKS for name in BLOCKS[block].streams):
         choice = ledger.choice(stream, "turbo")
-        assert choice is not None
+        if choice is None or places.missing(STREAMS[stream]) is not None:
+            continue
         observer = GradientNorms()
         train(config_of(Run(Key(stream, "turbo", 0, "tune", 0), choice.settings), places), None, observers=[observer])
         mean = statistics.fmean(square for squares in observer.tasks for square in squares)
-        rates = [fired(observer.tasks, scale) for scale in SCALES]
-        rows.append(
-            [stream, f"{mean:.2g}", *(f"{rate:.1%}" for rate in (*rates, fired(observer.tasks, 1.0, is_rooted=True)))]
-        )
+        rates = {f"loss x {scale:g}": round(fired(observer.tasks, scale), 3) for scale in SCALES}
+        rooted = round(fired(observer.tasks, 1.0, is_rooted=True), 3)
+        found[stream] = {"mean of |g|²": float(f"{mean:.2g}"), **rates, "square root, any scale": rooted}
+    return found
+
+
+def trigger_table(measured: Measured) -> list[str]:
+    streams = [stream for stream in STREAMS if stream in measured]
+    names = list(measured[streams[0]])
+    rows: list[list[object]] = [["stream", *(name.replace("|", "\\|") for name in names)]]
+    for stream in streams:
+        mean, *rates = (measured[stream][name] for name in names)
+        rows.append([stream, f"{mean:.2g}", *(f"{rate:.1%}" for rate in rates)])
     return table(rows)
+
+
+def complete(lines: Sequence[Line]) -> list[str]:
+    """Return the streams of the tuned blocks of which every final run is there."""
+    return [stream for block in TUNED_BLOCKS for stream in complete_streams(block, lines)]
 
 
 def gain_table(lines: Sequence[Line]) -> list[str]:
-    rows: list[list[object]] = [["stream", "replay", *(contrast.title for contrast in GAINS)]]
-    for stream in BLOCKS["A"].streams:
+    rows: list[list[object]] = [["stream", "exemplars", *(contrast.title for contrast in GAINS)]]
+    for stream in complete(lines):
         finals = final_runs(lines, stream)
-        method = STREAMS[stream].layer["method"]["name"]
+        has_memory = "memory_per_class" in STREAMS[stream].layer["method"]
         cells = [points(stream_effect(differences(finals, contrast))) for contrast in GAINS]
-        rows.append([stream, "yes" if method == "replay" else "no", *cells])
+        limited = ", speed-limited" if is_speed_limited(stream_correlation(finals)) else ""
+        rows.append([f"{stream}{limited}", "yes" if has_memory else "no", *cells])
     return table(rows)
+
+
+def speed_section(lines: Sequence[Line]) -> Iterator[str]:
+    """Yield what training longer is worth where the end loss orders the rows."""
+    finals = {stream: final_runs(lines, stream) for stream in complete(lines)}
+    limited = {stream: own for stream, own in finals.items() if is_speed_limited(stream_correlation(own))}
+    if not limited:
+        return
+    rows: list[list[object]] = [
+        ["stream", "rank correlation", "end loss of SGD", *(f"{ROWS[row].title} - SGD" for row in EQUAL_COMPUTE)]
+    ]
+    for stream, own in limited.items():
+        cells = [points(stream_effect(differences(own, Contrast(row, "sgd")))) for row in EQUAL_COMPUTE]
+        loss = row_means(own, "end_loss")["sgd"]
+        rows.append([stream, f"{stream_correlation(own):+.2f}", f"{loss:.2g}", *cells])
+    yield "## What speed-limited streams measure"
+    yield (
+        "There the end loss orders the rows. With a negative rank correlation, who ends at a lower loss is better: "
+        "what an optimizer gains or loses may be that it trains faster or slower, and the table says what training "
+        "longer is worth. With a positive one the lower loss is the worse: wrong labels are learned, too."
+    )
+    yield "\n".join(table(rows))
 
 
 def divergence_sentences(lines: Sequence[Line]) -> Iterator[str]:
@@ -115,39 +170,63 @@ def divergence_sentences(lines: Sequence[Line]) -> Iterator[str]:
     yield f"Without `digits-few` and `digits-noise`: {'; '.join(effects)}."
 
 
-def page(lines: Sequence[Line], places: Places) -> str:
-    turbo = [
-        line.evaluations_per_step for line in lines if (line.block, line.row, line.stage) == ("A", "turbo", "final")
-    ]
+def page(lines: Sequence[Line], measured: Measured) -> str:
+    streams = complete(lines)
+    by_block = {
+        block: [
+            line.evaluations_per_step
+            for line in lines
+            if (line.row, line.stage) == ("turbo", "final") and line.stream in streams and line.block == block
+        ]
+        for block in TUNED_BLOCKS
+    }
+    costs = "; ".join(
+        f"block {block} {min(own):.2f} to {max(own):.2f}, {statistics.fmean(own):.2f} on average"
+        for block, own in by_block.items()
+        if own
+    )
     parts = [
         "# Post hoc: what was looked at afterwards",
-        "After block A had been seen. Nothing here was part of the definition, and nothing here decides; it says where "
-        "to look next. Written by `python -m benchmarks.study.post_hoc`.",
-        "## Why C-Flat Turbo is level with SGD",
-        f"Its trigger hardly fires: {min(turbo):.2f} to {max(turbo):.2f} evaluations per step over the final runs of "
-        f"block A, {statistics.fmean(turbo):.2f} on average. A step that does not trigger is a step of SGD. "
-        "As printed, a step triggers if |g|² reaches its moving mean plus the moving mean of its *squared* deviation: "
-        "the first scales with the square of the loss, the second with its fourth power. Where |g|² varies by more "
-        "than about 1, the trigger is off, and a smaller loss switches it on. The table has the fraction of steps that "
-        "trigger, from the gradients of a tuning replicate at the tuned settings. With the square root of sigma, as "
-        '`reading="calibrated"` has it, the scale does not matter.',
-        "\n".join(trigger_table(lines, places)),
+        "After final runs had been seen. Nothing here was part of the definition, and nothing here decides; it says "
+        "where to look next. Written by `python -m benchmarks.study.post_hoc`.",
+        "## Why C-Flat Turbo is so near to SGD",
+        f"Its trigger hardly fires. Evaluations per step over the final runs: {costs}. A step that does not trigger is "
+        "a step of SGD. As printed, a step triggers if |g|² reaches its moving mean plus the moving mean of its "
+        "*squared* deviation: the first scales with the square of the loss, the second with its fourth power. Where "
+        "|g|² varies by more than about 1, the trigger is off, and a smaller loss switches it on. The table has the "
+        "fraction of steps that trigger, from the gradients of a tuning replicate at the tuned settings. With the "
+        'square root of sigma, as `reading="calibrated"` has it, the scale does not matter.',
+        "\n".join(trigger_table(measured)),
         "## Where C-Flat gains",
-        "Differences of Avg in points with 95 % intervals over 24 replicates, not corrected for looking.",
+        "Differences of Avg in points with 95 % intervals over replicates, not corrected for looking.",
         "\n".join(gain_table(lines)),
-        f"{ROWS['msam'].title} takes one evaluation per step and was in no contrast of the study. A second study with "
-        "fresh replicates could ask: does flatness pay without replay, and is MSAM better than SGD?",
+        f"{ROWS['msam'].title} takes one evaluation per step, was run in block A alone and was in no contrast of the "
+        "study. A second study with fresh replicates could ask: does flatness pay without exemplars, and is MSAM "
+        "better than SGD?",
+        *speed_section(lines),
         "## A row that diverged",
         *divergence_sentences(lines),
     ]
     return "\n\n".join(parts) + "\n"
 
 
+def read_measured() -> dict[str, dict[str, float]]:
+    found: dict[str, dict[str, float]] = json.loads(GRADIENTS.read_text()) if GRADIENTS.is_file() else {}
+    return found
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--features", type=Path, required=True, help="folder of `python -m benchmarks.study features`")
-    places = Places(features=parser.parse_args().features)
-    write_atomic(RESULTS / "study" / "post-hoc.md", page(read(), places))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", choices=["measure", "write"])
+    for name in ("features", "data-root", "weights"):
+        parser.add_argument(f"--{name}", type=Path, help="as of `python -m benchmarks.study run`")
+    arguments = parser.parse_args()
+    if arguments.command == "measure":
+        places = Places(arguments.features, arguments.data_root, arguments.weights)
+        write_atomic(
+            GRADIENTS, json.dumps(read_measured() | measure(read(), places), indent=2, ensure_ascii=False) + "\n"
+        )
+    write_atomic(RESULTS / "study" / "post-hoc.md", page(read(), read_measured()))
 
 
 if __name__ == "__main__":
