@@ -20,7 +20,10 @@ from benchmarks.study.definition import (
     Contrast,
 )
 from benchmarks.study.ledger import Line
+from matplotlib.artist import Artist
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 
 COLORS = {"A": "#4477aa", "B": "#228833", "C": "#aa3377", "P": "#cc6611"}
 STYLE: Any = {"svg.fonttype": "none", "svg.hashsalt": "cflat", "font.size": 8, "text.parse_math": False}
@@ -37,9 +40,24 @@ def draw_contrasts(lines: Sequence[Line], path: Path) -> None:
         upper, lower = figure.subfigures(2, 1, height_ratios=[max(rows, 0.01), 1])
         for number, (contrast, verdict) in enumerate(tuned, 1):
             _draw(upper.add_subplot(rows, 4, number), contrast, verdict, streams_of(contrast, TUNED_BLOCKS))
+        if tuned:
+            upper.legend(handles=_key(tuned), loc="outside lower center", ncols=6, frameon=False)
         if paper:
             _draw_paper(lower.add_subplot(), paper)
         figure.savefig(path, metadata={"Date": None})
+
+
+def _key(found: Sequence[tuple[Contrast, Verdict]]) -> list[Artist]:
+    """Return what colors and shades mean, of those that are drawn."""
+    blocks = dict.fromkeys(BLOCK_OF[stream] for _, verdict in found for stream in verdict.streams)
+    marks: list[Artist] = [
+        Line2D([], [], marker="o", markersize=3, color=COLORS[name], label=f"block {name}") for name in blocks
+    ]
+    if any(verdict.left_out for _, verdict in found):
+        marks.append(Line2D([], [], marker="o", markersize=3, color="#555555", alpha=0.35, label="speed-limited"))
+    if any(verdict.text != NOT_YET for _, verdict in found):
+        marks.append(Patch(color="#000000", alpha=0.12, label="mean over streams, 95 % interval"))
+    return marks
 
 
 def _draw_paper(axes: Any, found: Sequence[tuple[Contrast, Verdict]]) -> None:
