@@ -593,14 +593,16 @@ def test_the_pages_in_docs_are_those_of_the_ledger(tmp_path: Path) -> None:
 def test_what_is_looked_at_afterwards_grows_with_the_streams_that_are_complete() -> None:
     numbers = {"mean of |g|²": 12.0, "loss x 1": 0.02}
     lines = finals({"sgd_x4": 3.0, "c_flat": -1.0}, blocks=("A", "B"))
-    text = post_hoc.page(lines, {"digits-few": numbers, "icarl": numbers})
+    text = post_hoc.page(lines, {"trigger": {"digits-few": numbers, "icarl": numbers}, "head": {}})
     assert text.index("| digits-few | 12 | 2.0% |") < text.index("| icarl | 12 | 2.0% |")
     assert "| memo | yes |" in text
     assert "speed-limited" not in text.split("## A row that diverged")[0]
     ordered = [replace(one, end_loss=1 - one.avg) if one.stream == "memo" else one for one in lines]
-    assert "| memo | -1.00 |" in post_hoc.page(ordered, {"digits-few": numbers})
+    measured = {"trigger": {"digits-few": numbers}, "head": {"plain": {"mean of |g|": 3.0}}}
+    assert "| memo | -1.00 |" in post_hoc.page(ordered, measured)
+    assert "| plain | 3 |" in post_hoc.page(ordered, measured)
     partial = [one for one in ordered if one.block == "A" or one.replicate < 110]
-    assert "| memo" not in post_hoc.page(partial, {"digits-few": numbers})
+    assert "| memo" not in post_hoc.page(partial, measured)
 
 
 def test_the_printed_trigger_depends_on_the_scale_of_the_loss_and_its_root_does_not():
