@@ -15,12 +15,14 @@ from typing import Any
 import torch
 from benchmarks.study.configs import Key, Places, Run, config_of, published_score
 from benchmarks.study.definition import BLOCK_OF
+from benchmarks.study.first_session import SHARING, FirstSession, FirstSessions, Keeper, taken_over
 from benchmarks.study.ledger import ROOT, Line, definition_hash, machine_kind
 from torch import Tensor, nn
 
 from cflat.optim import SharpnessAware
 from cflat.runs.run import run as train
 from cflat.train import Observer
+from cflat.train.meter import Cost
 from cflat.train.observer import EpochRecord, StepEvent
 
 
@@ -33,8 +35,22 @@ def perform(
     recorder = Recorder(has_norms=block == "P")
     folder = None if scratch is None else scratch_folder(scratch, run.key)
     is_begun = folder is not None and (folder / "config.yaml").is_file()
+    sessions = None
+    if scratch is not None and config.method.name in SHARING:
+        sessions = FirstSessions(scratch / "first-sessions", _git("rev-parse", "HEAD:src/cflat"))
+    session = None if sessions is None or is_begun else sessions.find(config)
     start = time.process_time()
-    summary = train(config, folder, resume=is_begun, observers=[recorder], should_stop=should_stop)
+    if session is not None:
+        recorder.load(session.record)
+        with taken_over(session):
+            summary = train(config, None)
+        counted: FirstSession | Cost = session
+    else:
+        keeper = Keeper(recorder.state)
+        summary = train(config, folder, resume=is_begun, observers=[recorder, keeper], should_stop=should_stop)
+        counted = summary.cost
+        if sessions is not None and (made := keeper.session(summary.cost)) is not None:
+            sessions.keep(config, made)
     seconds = time.process_time() - start + recorder.seconds_before
     summary = summary.judged_by(published_score(run, places))
     return Line(
@@ -53,9 +69,9 @@ def perform(
         stages=[round(float(value), 6) for value in summary.headline.stage_accuracy],
         end_loss=recorder.loss_after(1.0),
         late_loss=recorder.loss_after(0.75),
-        steps=summary.cost.steps,
-        evaluations=summary.cost.evaluations,
-        nonfinite_steps=summary.cost.nonfinite_steps,
+        steps=counted.steps,
+        evaluations=counted.evaluations,
+        nonfinite_steps=counted.nonfinite_steps,
         seconds=round(seconds, 2),
         update_norm=recorder.update_norm(),
         first_update_norm=recorder.update_norm(first_only=True),

@@ -526,6 +526,42 @@ def test_a_run_is_repeated_bit_for_bit(tmp_path: Path) -> None:
     assert not repeat.repeat_runs(tmp_path, Places(), 1)
 
 
+@pytest.mark.parametrize("row", ["qhm_average", "c_flat"])
+def test_training_that_two_streams_share_gives_the_line_of_a_run_of_its_own(
+    row: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def small(run: Run, places: Places) -> configs.RunConfig:
+        layers = {
+            "data": {"name": "digits", "train_per_class": 16},
+            "backbone": {"name": "vit_smoke", "weights": "random", "image_size": 8},
+            "train": {"epochs": 6, "batch_size": 8},
+            "base": {**run.row.base, "lr": run.settings.lr},
+            "optimizer": {**run.row.optimizer, **({} if run.settings.rho is None else {"rho": run.settings.rho})},
+            "runtime": {"accelerator": "cpu", "threads": 1},
+        }
+        return configs.resolve_config({**layers, "method": {"name": run.key.stream}})
+
+    def perform(stream: str, scratch: Path | None, trial: int = 0) -> Line:
+        settings = Settings(2.0 * (trial + 1), None if ROWS[row].radius is None else 0.1)
+        return runs.perform(Run(Key(stream, row, 0, "tune", trial), settings), Places(), scratch)
+
+    monkeypatch.setattr(runs, "config_of", small)
+    monkeypatch.setattr(runs, "published_score", lambda run, places: None)
+    first = perform("ranpac", tmp_path)
+    (session,) = (tmp_path / "first-sessions").iterdir()
+    shared, alone = perform("aper", tmp_path), perform("aper", None)
+    assert not (tmp_path / f"aper-{row}-0-tune-0").exists(), "it was trained again"
+    neutral = {"seconds": 0.0, "finished": ""}
+    assert replace(shared, **neutral) == replace(alone, **neutral)
+    assert shared.steps == first.steps > 0
+    perform("aper", tmp_path, trial=1)
+    assert len(list((tmp_path / "first-sessions").iterdir())) == 2, "another rate is another training"
+    weights = runs.torch.load(session, weights_only=True)
+    weights["weights"] = {name: 0 * value for name, value in weights["weights"].items()}
+    runs.torch.save(weights, session)
+    assert perform("aper", tmp_path).avg != alone.avg, "the weights were not taken over"
+
+
 # -- pages ------------------------------------------------------------------------------------------------------
 
 
