@@ -48,11 +48,15 @@ from cflat.paper.exhibits import load_exhibit
 RESULTS = ROOT / "docs" / "results"
 README_ROWS = ("sgd", "qhm_average", "sam", "c_flat", "turbo", "forecast", "plain_rate_x4")
 SHORT_TITLES = {
+    "icarl": "iCaRL",
+    "memo": "MEMO",
+    "ranpac": "RanPAC",
+    "aper": "APER",
     "ease": "EASE on CIFAR-100, the paper's settings",
     "duct": "DUCT on PACS, its authors' settings",
     "l2p": "L2P on CIFAR-100, the paper's settings",
 }
-"""Of the streams of block P, for the README."""
+"""Of the streams that the README shows one by one."""
 COMMAND = "python -m benchmarks.study"
 
 
@@ -139,8 +143,8 @@ def study_page(lines: Sequence[Line]) -> str:
         [f"- **{word}**: {meaning}." for word, meaning in MEANINGS.items()],
         "A stream on which the rank correlation of end loss and Avg over the rows is beyond ±0.6 measures training "
         "speed and decides no contrast about flatness.",
-        "Looked at afterwards ([post hoc](post-hoc.md)): why C-Flat Turbo is level with SGD in block A, and on which "
-        "streams C-Flat gains.",
+        "Looked at afterwards ([post hoc](post-hoc.md)): why C-Flat Turbo is so near to SGD, on which streams C-Flat "
+        "gains, and why everything that perturbs loses with DUCT's settings.",
         "## Blocks",
         _block_table(lines),
         f"Time is CPU time of one thread beside other work, measured in this ledger ({_machines(lines)}); with a "
@@ -167,6 +171,8 @@ LIMITS = (
     "published ones: of CIFAR-100 at most 200 of 500 images per class.",
     "- Equal budgets are not equal coverage. Trials are a Latin square, so each rate is tried with one radius: with "
     "four trials (B and C), rows without a radius see four rates, rows with one see four of the many pairs.",
+    "- RanPAC and APER train the same adapters from the same seeds and differ in what they do with the features: the "
+    "two streams of block C are less independent than two streams of block A.",
     "- Random-effects intervals over few streams are wide: with seven deciding streams, one at +8 points among others "
     "near 0 leaves a contrast undecided.",
     "- A row whose loss is not finite makes the rank correlation of its stream undefined, and the frozen rule then "
@@ -257,7 +263,7 @@ def _how_to_go_on(lines: Sequence[Line]) -> str:
     commits = {name: sorted({line.commit[:10] for line in lines if line.block == name}) for name in BLOCKS}
     used = "; ".join(f"block {name} {', '.join(map('`{}`'.format, own))}" for name, own in commits.items() if own)
     return (
-        "To go on with it: clone the repository at the commit that the block was begun with"
+        "To go on with it: clone the repository at a commit that the block was run with"
         f"{f' ({used})' if used else ''}, copy the ledger of the newest version into that clone, run there what is "
         "left (any number of workers, any machine; pairs are formed within one kind), and copy the ledger back."
     )
@@ -518,11 +524,13 @@ def _claim_table(claim: Claim, contrast: Contrast, verdict: Verdict, lines: Sequ
 
 
 SCALES = {
-    "A": "A: small networks, 8 streams",
-    "B": "B: ResNet-8 from scratch at 16 px, iCaRL and MEMO",
-    "C": "C: ViT-Tiny at 64 px, RanPAC and APER",
-    "P": "P: the paper's settings, ViT-Tiny at 64 px, EASE, DUCT and L2P",
+    "A": "small networks, 8 streams",
+    "B": "ResNet-8 from scratch at 16 px",
+    "C": "ViT-Tiny at 64 px",
+    "P": "ViT-Tiny at 64 px",
 }
+POOLED = ("A",)
+"""Blocks of which the README shows the mean over streams; of two or three streams it would say nothing."""
 
 
 def fragment(lines: Sequence[Line]) -> str:
@@ -537,10 +545,10 @@ def fragment(lines: Sequence[Line]) -> str:
     # A number from a stream that measures training speed must not pass for one about flatness.
     rows.append(["*of these streams, speed-limited*", "", *(_limited_count(complete[name]) for name in shown)])
     caption = (
-        "First row: Avg in %; others: difference in points, paired by class order, images and seed, mean with its 95 % "
-        "interval over all streams, or over replicates where there is one stream. On a *speed-limited* stream the end "
-        "loss orders the optimizers (rank correlation with Avg beyond ±0.6): it shows who trains fastest and decides "
-        "nothing about flatness. The sentences below the table leave such streams out, so their numbers differ."
+        "First row: Avg in %; others: difference in points, paired by class order, images and seed, ± its 95 % "
+        "interval: over streams in block A, over the replicates of each stream elsewhere. On a *speed-limited* stream "
+        "the end loss orders the optimizers (rank correlation with Avg beyond ±0.6): it shows who trains fastest and "
+        "decides nothing about flatness. The sentences below are over the streams of A, B and C that are not."
     )
     parts = [table(rows), caption] if shown else []
     return _document(*parts, _progress_sentence(lines), [f"- {sentence}" for sentence in advice(lines)])
@@ -563,11 +571,11 @@ def complete_streams(name: str, lines: Sequence[Line]) -> dict[str, Finals]:
 
 
 def _column_title(name: str, complete: Mapping[str, Finals]) -> str:
-    if len(complete) == len(BLOCKS[name].streams):
-        return SCALES[name]
-    titles = "; ".join(SHORT_TITLES.get(stream, stream) for stream in complete)
-    scale = "; ViT-Tiny at 64 px" if name == "P" else ""
-    return f"{name}, so far: {titles}{scale}; {BLOCKS[name].final_replicates} replicates"
+    if name in POOLED:
+        return f"{name}: {SCALES[name]}"
+    so_far = "" if len(complete) == len(BLOCKS[name].streams) else ", so far"
+    titles = " / ".join(SHORT_TITLES[stream] for stream in complete)
+    return f"{name}{so_far}: {titles}; {SCALES[name]}; {BLOCKS[name].final_replicates} replicates"
 
 
 def _title(row: str, shown: Sequence[str]) -> str:
@@ -586,10 +594,18 @@ def _readme_cell(row: str, name: str, complete: Mapping[str, Finals]) -> str:
     if row not in block.rows:
         return "-"
     if row == block.reference:
-        return f"{100 * sum(row_means(own, 'avg')[row] for own in complete.values()) / len(complete):.1f} %"
+        means = [100 * row_means(own, "avg")[row] for own in complete.values()]
+        means = [sum(means) / len(means)] if name in POOLED else means
+        return f"{' / '.join(f'{mean:.1f}' for mean in means)} %"
     effects = [stream_effect(differences(own, Contrast(row, block.reference))) for own in complete.values()]
     found = [effect for effect in effects if effect is not None]
-    return points(random_effects(found) if len(found) > 1 else found[0])
+    shown = [random_effects(found)] if name in POOLED else found
+    return " / ".join(_short(one) for one in shown if one is not None)
+
+
+def _short(effect: Effect) -> str:
+    mean = round(effect.mean, 1) + 0.0  # never -0.0
+    return f"{mean:+.1f} ± {effect.interval()[1] - effect.mean:.1f}"
 
 
 def advice(lines: Sequence[Line]) -> list[str]:

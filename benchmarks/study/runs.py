@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import shutil
 import statistics
 import subprocess
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from datetime import datetime, timezone
 from functools import cache
 from pathlib import Path
@@ -15,8 +17,8 @@ from typing import Any
 import torch
 from benchmarks.study.configs import Key, Places, Run, config_of, published_score
 from benchmarks.study.definition import BLOCK_OF
-from benchmarks.study.first_session import SHARING, FirstSession, FirstSessions, Keeper, taken_over
 from benchmarks.study.ledger import ROOT, Line, definition_hash, machine_kind
+from benchmarks.study.shared_work import SHARING, FirstSession, FirstSessions, Keeper, plain_features_kept, taken_over
 from torch import Tensor, nn
 
 from cflat.optim import SharpnessAware
@@ -34,23 +36,27 @@ def perform(
     config = config_of(run, places)
     recorder = Recorder(has_norms=block == "P")
     folder = None if scratch is None else scratch_folder(scratch, run.key)
+    if folder is not None and (folder / "summary.json").is_file():
+        shutil.rmtree(folder)  # killed before its line was written: what the recorder saw is lost
     is_begun = folder is not None and (folder / "config.yaml").is_file()
-    sessions = None
-    if scratch is not None and config.method.name in SHARING:
-        sessions = FirstSessions(scratch / "first-sessions", _git("rev-parse", "HEAD:src/cflat"))
-    session = None if sessions is None or is_begun else sessions.find(config)
     start = time.process_time()
-    if session is not None:
-        recorder.load(session.record)
-        with taken_over(session):
+    with ExitStack() as stack:
+        sessions = None
+        if scratch is not None and config.method.name in SHARING:
+            sessions = FirstSessions(scratch / "first-sessions", _git("rev-parse", "HEAD:src/cflat"))
+            stack.enter_context(plain_features_kept(scratch / "plain-features"))
+        session = None if sessions is None or is_begun else sessions.find(config)
+        if session is not None:
+            recorder.load(session.record)
+            stack.enter_context(taken_over(session))
             summary = train(config, None)
-        counted: FirstSession | Cost = session
-    else:
-        keeper = Keeper(recorder.state)
-        summary = train(config, folder, resume=is_begun, observers=[recorder, keeper], should_stop=should_stop)
-        counted = summary.cost
-        if sessions is not None and (made := keeper.session(summary.cost)) is not None:
-            sessions.keep(config, made)
+            counted: FirstSession | Cost = session
+        else:
+            keeper = Keeper(recorder.state)
+            summary = train(config, folder, resume=is_begun, observers=[recorder, keeper], should_stop=should_stop)
+            counted = summary.cost
+            if sessions is not None and (made := keeper.session(summary.cost)) is not None:
+                sessions.keep(config, made)
     seconds = time.process_time() - start + recorder.seconds_before
     summary = summary.judged_by(published_score(run, places))
     return Line(

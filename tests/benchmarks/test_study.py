@@ -527,7 +527,7 @@ def test_a_run_is_repeated_bit_for_bit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("row", ["qhm_average", "c_flat"])
-def test_training_that_two_streams_share_gives_the_line_of_a_run_of_its_own(
+def test_work_that_runs_share_gives_the_line_of_a_run_of_its_own(
     row: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def small(run: Run, places: Places) -> configs.RunConfig:
@@ -549,10 +549,12 @@ def test_training_that_two_streams_share_gives_the_line_of_a_run_of_its_own(
     monkeypatch.setattr(runs, "published_score", lambda run, places: None)
     first = perform("ranpac", tmp_path)
     (session,) = (tmp_path / "first-sessions").iterdir()
-    shared, alone = perform("aper", tmp_path), perform("aper", None)
+    shared, again, alone = (perform("aper", scratch) for scratch in (tmp_path, tmp_path, None))
+    assert (tmp_path / "plain-features").exists()
     assert not (tmp_path / f"aper-{row}-0-tune-0").exists(), "it was trained again"
     neutral = {"seconds": 0.0, "finished": ""}
-    assert replace(shared, **neutral) == replace(alone, **neutral)
+    # The first of the two has computed plain features, the second has taken them over.
+    assert replace(shared, **neutral) == replace(again, **neutral) == replace(alone, **neutral)
     assert shared.steps == first.steps > 0
     perform("aper", tmp_path, trial=1)
     assert len(list((tmp_path / "first-sessions").iterdir())) == 2, "another rate is another training"

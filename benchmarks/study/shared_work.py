@@ -1,9 +1,12 @@
-"""The training that RanPAC and APER have in common is done once.
+"""What runs of block C have in common is computed once.
 
-Both train the same adapters under the same head in the first task, from the same seeds, and train nothing afterwards.
-Where a row has the same rate and radius on both streams of block C, the second run takes over the weights of the first
-and what was counted while they were trained. Its line is that of a run of its own, bit for bit (a test compares them),
-CPU seconds included: those of the training are added.
+RanPAC and APER train the same adapters under the same head in the first task, from the same seeds, and train nothing
+afterwards. Where a row has the same rate and radius on both streams, the second run takes over the weights of the first
+and what was counted while they were trained. APER joins features of the plain and of the adapted network, and those of
+the plain one are the same in all runs on the same images.
+
+The line of a run that takes something over is that of a run of its own, bit for bit (a test compares them). Its CPU
+seconds contain those of the training, but not those of plain features.
 """
 
 from __future__ import annotations
@@ -25,6 +28,9 @@ from cflat.config.run_config import RunConfig
 from cflat.data import Task
 from cflat.methods import Phase
 from cflat.methods._adapted import FirstTaskAdapted
+from cflat.methods.aper import APER
+from cflat.nn import forward_adapters
+from cflat.nn.vit import embed
 from cflat.optim import SharpnessAware
 from cflat.train import Observer
 from cflat.train.meter import Cost
@@ -112,4 +118,26 @@ def taken_over(session: FirstSession) -> Iterator[None]:
         return ()
 
     with patch.object(FirstTaskAdapted, "phases", phases):
+        yield
+
+
+@contextmanager
+def plain_features_kept(folder: Path) -> Iterator[None]:
+    """Let APER compute the features of the plain network only for batches whose features are not in a folder yet."""
+    compute = APER.features
+
+    def features(method: APER, images: Tensor) -> Tensor:
+        path = folder / f"{hashlib.sha256(images.numpy().tobytes()).hexdigest()[:24]}.pt"
+        if not path.is_file():
+            both = compute(method, images)
+            folder.mkdir(parents=True, exist_ok=True)
+            plain = both[:, : both.shape[1] // 2].clone()
+            write_atomic(path, lambda file: torch.save(plain, file))
+            return both
+        backbone = method.network.backbone
+        # Half of what two sets stack: then matrix products have the same images as in `compute`, and the same bits.
+        adapted = forward_adapters(backbone, embed(backbone, images), [method.network.adapters], max_tokens=1024)
+        return torch.cat([torch.load(path, weights_only=True), adapted[0]], dim=1)
+
+    with patch.object(APER, "features", features):
         yield
