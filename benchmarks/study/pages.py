@@ -46,7 +46,7 @@ from cflat._files import write_atomic
 from cflat.paper.exhibits import load_exhibit
 
 RESULTS = ROOT / "docs" / "results"
-README_ROWS = ("sgd", "qhm_average", "sam", "c_flat", "turbo", "forecast", "plain_rate_x4")
+README_ROWS = ("sgd", "qhm_average", "sam", "c_flat", "turbo", "forecast", "sgd_x4", "plain_rate_x4")
 SHORT_TITLES = {
     "icarl": "iCaRL",
     "memo": "MEMO",
@@ -545,10 +545,10 @@ def fragment(lines: Sequence[Line]) -> str:
     # A number from a stream that measures training speed must not pass for one about flatness.
     rows.append(["*of these streams, speed-limited*", "", *(_limited_count(complete[name]) for name in shown)])
     caption = (
-        "First row: Avg in %; others: difference in points, paired by class order, images and seed, ± its 95 % "
-        "interval: over streams in block A, over the replicates of each stream elsewhere. On a *speed-limited* stream "
-        "the end loss orders the optimizers (rank correlation with Avg beyond ±0.6): it shows who trains fastest and "
-        "decides nothing about flatness. The sentences below are over the streams of A, B and C that are not."
+        "First row: Avg in %; others: points above it with 95 % intervals, paired by class order, images and seed; "
+        "over streams in block A, over the replicates of each stream elsewhere. On a *speed-limited* stream the end "
+        "loss orders the optimizers: it shows who trains fastest and decides nothing about flatness. The sentences below "
+        "leave such streams out."
     )
     parts = [table(rows), caption] if shown else []
     return _document(*parts, _progress_sentence(lines), [f"- {sentence}" for sentence in advice(lines)])
@@ -574,7 +574,7 @@ def _column_title(name: str, complete: Mapping[str, Finals]) -> str:
     if name in POOLED:
         return f"{name}: {SCALES[name]}"
     so_far = "" if len(complete) == len(BLOCKS[name].streams) else ", so far"
-    titles = " / ".join(SHORT_TITLES[stream] for stream in complete)
+    titles = ", ".join(SHORT_TITLES[stream] for stream in complete)
     return f"{name}{so_far}: {titles}; {SCALES[name]}; {BLOCKS[name].final_replicates} replicates"
 
 
@@ -596,16 +596,16 @@ def _readme_cell(row: str, name: str, complete: Mapping[str, Finals]) -> str:
     if row == block.reference:
         means = [100 * row_means(own, "avg")[row] for own in complete.values()]
         means = [sum(means) / len(means)] if name in POOLED else means
-        return f"{' / '.join(f'{mean:.1f}' for mean in means)} %"
+        return ", ".join(f"{mean:.1f} %" for mean in means)
     effects = [stream_effect(differences(own, Contrast(row, block.reference))) for own in complete.values()]
     found = [effect for effect in effects if effect is not None]
     shown = [random_effects(found)] if name in POOLED else found
-    return " / ".join(_short(one) for one in shown if one is not None)
+    return ", ".join(_short(one) for one in shown if one is not None)
 
 
 def _short(effect: Effect) -> str:
     mean = round(effect.mean, 1) + 0.0  # never -0.0
-    return f"{mean:+.1f} ± {effect.interval()[1] - effect.mean:.1f}"
+    return f"{mean:+.1f}±{effect.interval()[1] - effect.mean:.1f}"
 
 
 def advice(lines: Sequence[Line]) -> list[str]:

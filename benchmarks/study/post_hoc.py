@@ -262,11 +262,12 @@ def page(lines: Sequence[Line], measured: Mapping[str, Numbers]) -> str:
         "After final runs had been seen. Nothing here was part of the definition, and nothing here decides; it says "
         "where to look next. Written by `python -m benchmarks.study.post_hoc`.",
         "## Why C-Flat Turbo is so near to SGD",
-        f"Its trigger hardly fires. Evaluations per step over the final runs: {costs}. A step that does not trigger is "
-        "a step of SGD. As printed, a step triggers if |g|² reaches its moving mean plus the moving mean of its "
-        "*squared* deviation: the first scales with the square of the loss, the second with its fourth power. Where "
-        "|g|² varies by more than about 1, the trigger is off, and a smaller loss switches it on. The table has the "
-        "fraction of steps that trigger, from the gradients of a tuning replicate at the tuned settings. With the "
+        f"Its trigger hardly fires where gradients are large. Evaluations per step over the final runs: {costs}. A "
+        "step that does not trigger is a step of SGD. As printed, a step triggers if |g|² reaches its moving mean plus "
+        "the moving mean of its *squared* deviation: the first scales with the square of the loss, the second with its "
+        "fourth power. Where |g|² varies by more than about 1, the trigger is off, and a smaller loss switches it on; "
+        "adapters under a cosine head have small gradients, and there it fires. The table has the fraction of steps "
+        "that trigger, from the gradients of a tuning replicate at the tuned settings. With the "
         'square root of sigma, as `reading="calibrated"` has it, the scale does not matter.',
         "\n".join(trigger_table(measured["trigger"])),
         "## Where C-Flat gains",
