@@ -547,8 +547,8 @@ def fragment(lines: Sequence[Line]) -> str:
     caption = (
         "First row: Avg in %; others: points above it with 95 % intervals, paired by class order, images and seed; "
         "over streams in block A, over the replicates of each stream elsewhere. On a *speed-limited* stream the end "
-        "loss orders the optimizers: it shows who trains fastest and decides nothing about flatness. The sentences below "
-        "leave such streams out."
+        "loss orders the optimizers: it shows who trains fastest and decides nothing about flatness. The sentences "
+        "below leave such streams out."
     )
     parts = [table(rows), caption] if shown else []
     return _document(*parts, _progress_sentence(lines), [f"- {sentence}" for sentence in advice(lines)])
