@@ -8,7 +8,6 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from datetime import datetime, timezone
 from functools import cache
 from pathlib import Path
@@ -18,13 +17,11 @@ import torch
 from benchmarks.study.configs import Key, Places, Run, config_of, published_score
 from benchmarks.study.definition import BLOCK_OF
 from benchmarks.study.ledger import ROOT, Line, definition_hash, machine_kind
-from benchmarks.study.shared_work import SHARING, FirstSession, FirstSessions, Keeper, plain_features_kept, taken_over
 from torch import Tensor, nn
 
 from cflat.optim import SharpnessAware
 from cflat.runs.run import run as train
 from cflat.train import Observer
-from cflat.train.meter import Cost
 from cflat.train.observer import EpochRecord, StepEvent
 
 
@@ -40,23 +37,7 @@ def perform(
         shutil.rmtree(folder)  # killed before its line was written: what the recorder saw is lost
     is_begun = folder is not None and (folder / "config.yaml").is_file()
     start = time.process_time()
-    with ExitStack() as stack:
-        sessions = None
-        if scratch is not None and config.method.name in SHARING:
-            sessions = FirstSessions(scratch / "first-sessions", _git("rev-parse", "HEAD:src/cflat"))
-            stack.enter_context(plain_features_kept(scratch / "plain-features"))
-        session = None if sessions is None or is_begun else sessions.find(config)
-        if session is not None:
-            recorder.load(session.record)
-            stack.enter_context(taken_over(session))
-            summary = train(config, None)
-            counted: FirstSession | Cost = session
-        else:
-            keeper = Keeper(recorder.state)
-            summary = train(config, folder, resume=is_begun, observers=[recorder, keeper], should_stop=should_stop)
-            counted = summary.cost
-            if sessions is not None and (made := keeper.session(summary.cost)) is not None:
-                sessions.keep(config, made)
+    summary = train(config, folder, resume=is_begun, observers=[recorder], should_stop=should_stop)
     seconds = time.process_time() - start + recorder.seconds_before
     summary = summary.judged_by(published_score(run, places))
     return Line(
@@ -75,9 +56,9 @@ def perform(
         stages=[round(float(value), 6) for value in summary.headline.stage_accuracy],
         end_loss=recorder.loss_after(1.0),
         late_loss=recorder.loss_after(0.75),
-        steps=counted.steps,
-        evaluations=counted.evaluations,
-        nonfinite_steps=counted.nonfinite_steps,
+        steps=summary.cost.steps,
+        evaluations=summary.cost.evaluations,
+        nonfinite_steps=summary.cost.nonfinite_steps,
         seconds=round(seconds, 2),
         update_norm=recorder.update_norm(),
         first_update_norm=recorder.update_norm(first_only=True),

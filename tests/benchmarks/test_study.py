@@ -37,6 +37,8 @@ from benchmarks.study.definition import (
 from benchmarks.study.ledger import Ledger, LedgerError, Line
 from benchmarks.study.tuning import Place, Settings, choose, extra_places, places, settings_at, trials_of
 
+from cflat.train import TrainingInterrupted
+
 PLACES = Places(Path("/features"), Path("/data"), Path("/weights.safetensors"))
 MACHINE = "a processor, torch 2"
 
@@ -526,42 +528,22 @@ def test_a_run_is_repeated_bit_for_bit(tmp_path: Path) -> None:
     assert not repeat.repeat_runs(tmp_path, Places(), 1)
 
 
-@pytest.mark.parametrize("row", ["qhm_average", "c_flat"])
-def test_work_that_runs_share_gives_the_line_of_a_run_of_its_own(
-    row: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def small(run: Run, places: Places) -> configs.RunConfig:
-        layers = {
-            "data": {"name": "digits", "train_per_class": 16},
-            "backbone": {"name": "vit_smoke", "weights": "random", "image_size": 8},
-            "train": {"epochs": 6, "batch_size": 8},
-            "base": {**run.row.base, "lr": run.settings.lr},
-            "optimizer": {**run.row.optimizer, **({} if run.settings.rho is None else {"rho": run.settings.rho})},
-            "runtime": {"accelerator": "cpu", "threads": 1},
-        }
-        return configs.resolve_config({**layers, "method": {"name": run.key.stream}})
-
-    def perform(stream: str, scratch: Path | None, trial: int = 0) -> Line:
-        settings = Settings(2.0 * (trial + 1), None if ROWS[row].radius is None else 0.1)
-        return runs.perform(Run(Key(stream, row, 0, "tune", trial), settings), Places(), scratch)
-
-    monkeypatch.setattr(runs, "config_of", small)
-    monkeypatch.setattr(runs, "published_score", lambda run, places: None)
-    first = perform("ranpac", tmp_path)
-    (session,) = (tmp_path / "first-sessions").iterdir()
-    shared, again, alone = (perform("aper", scratch) for scratch in (tmp_path, tmp_path, None))
-    assert (tmp_path / "plain-features").exists()
-    assert not (tmp_path / f"aper-{row}-0-tune-0").exists(), "it was trained again"
+@pytest.mark.parametrize("killed", ["in its training", "before its line was written"])
+def test_a_run_that_was_killed_gives_the_line_of_one_that_was_not(killed: str, tmp_path: Path) -> None:
+    run = Run(Key("digits-few", "c_flat", 0, "tune", 0), Settings(0.02, 0.05))
+    folder = runs.scratch_folder(tmp_path, run.key)
+    if killed == "in its training":
+        answers = iter([False] * 250 + [True])
+        with pytest.raises(TrainingInterrupted):
+            runs.perform(run, Places(), tmp_path, lambda: next(answers))
+        assert not (folder / "summary.json").exists()
+    else:
+        runs.perform(run, Places(), tmp_path)
+        assert (folder / "summary.json").exists()
     neutral = {"seconds": 0.0, "finished": ""}
-    # The first of the two has computed plain features, the second has taken them over.
-    assert replace(shared, **neutral) == replace(again, **neutral) == replace(alone, **neutral)
-    assert shared.steps == first.steps > 0
-    perform("aper", tmp_path, trial=1)
-    assert len(list((tmp_path / "first-sessions").iterdir())) == 2, "another rate is another training"
-    weights = runs.torch.load(session, weights_only=True)
-    weights["weights"] = {name: 0 * value for name, value in weights["weights"].items()}
-    runs.torch.save(weights, session)
-    assert perform("aper", tmp_path).avg != alone.avg, "the weights were not taken over"
+    again, alone = (replace(runs.perform(run, Places(), scratch), **neutral) for scratch in (tmp_path, None))
+    assert again == alone
+    assert math.isfinite(again.end_loss)
 
 
 # -- pages ------------------------------------------------------------------------------------------------------
@@ -586,7 +568,7 @@ def test_pages_are_written_from_any_ledger(kind: str, tmp_path: Path) -> None:
         assert "| better |" in index
         assert "Holds here" in claims["turbo-gains.md"]
         assert "not yet" not in readme.lower()
-        assert "block A 192 of 192 replicates" in index
+        assert "Blocks: A, B, C, P complete." in index
     else:
         assert "| better |" not in index
         assert "Holds here" not in claims["turbo-gains.md"]
@@ -636,11 +618,25 @@ def test_what_is_looked_at_afterwards_grows_with_the_streams_that_are_complete()
     assert "| memo | yes |" in text
     assert "speed-limited" not in text.split("## A row that diverged")[0]
     ordered = [replace(one, end_loss=1 - one.avg) if one.stream == "memo" else one for one in lines]
-    measured = {"trigger": {"digits-few": numbers}, "head": {"plain": {"mean of |g|": 3.0}}}
+    measured = {"trigger": {"digits-few": numbers}, "head": {"duct": {"plain": {"mean of |g|": 3.0}}}}
     assert "| memo | -1.00 |" in post_hoc.page(ordered, measured)
     assert "| plain | 3 |" in post_hoc.page(ordered, measured)
     partial = [one for one in ordered if one.block == "A" or one.replicate < 110]
+    assert "learned nothing" not in post_hoc.page(ordered, measured)
     assert "| memo" not in post_hoc.page(partial, measured)
+
+
+def test_runs_that_learned_nothing_are_listed_with_the_difference_without_them() -> None:
+    lines = finals({"c_flat": 1.0}, blocks=("A", "C"), noise=0.0)
+    guessing = {"avg": 0.1, "end_loss": math.log(10)}
+    lost = [("ranpac", "c_flat", 101), ("ranpac", "sgd", 102)]
+    lines = [replace(one, **guessing) if (one.stream, one.row, one.replicate) in lost else one for one in lines]
+    text = post_hoc.page(lines, {"trigger": {"digits-few": {"mean of |g|²": 1.0}}, "head": {}})
+    assert "| ranpac | SGD | 0.01 | 1 of 8 | - | - |" in text
+    (row,) = (one for one in text.splitlines() if one.startswith("| ranpac | C-Flat | 0.01 | 1 of 8 |"))
+    assert "| +1.00 [" not in row.rsplit("|", 2)[0], "all replicates"
+    assert row.rsplit("|", 2)[1].strip().startswith("+1.00 ["), "those in which both learned"
+    assert "| aper" not in text.split("## Runs of block C that learned nothing")[1]
 
 
 def test_the_printed_trigger_depends_on_the_scale_of_the_loss_and_its_root_does_not():
