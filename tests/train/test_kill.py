@@ -130,7 +130,10 @@ DAMAGES: tuple[Callable[[Path, random.Random], None], ...] = (
 
 
 def kill_somewhere(process: Command, run: Path, seconds: float, chooser: random.Random) -> bool:
-    """Kill at any moment, or just behind a new checkpoint; False if the process was faster."""
+    """Kill at any moment, or just behind a new checkpoint; False if the run was faster.
+
+    It was if it has a result, though its process may still be ending: a finished run is read and not resumed.
+    """
     if chooser.random() < 0.5:
         seen = newest(run)
         process.wait_until(lambda: newest(run) != seen)
@@ -139,12 +142,12 @@ def kill_somewhere(process: Command, run: Path, seconds: float, chooser: random.
         time.sleep(chooser.uniform(0, seconds))
     is_alive = process.is_alive
     process.kill()
-    return is_alive
+    return is_alive and not (run / "summary.json").exists()
 
 
 def is_same_or_refused(process: Command, run: Path, whole: Path) -> str:
     code, output = process.wait()
-    if code == 0:
+    if code in (0, -signal.SIGKILL):  # killed behind its result
         assert_same_run(whole, run)
         return "same"
     assert code == 2, output
