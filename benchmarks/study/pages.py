@@ -36,6 +36,7 @@ from benchmarks.study.definition import (
     ROWS,
     STREAMS,
     TUNED_BLOCKS,
+    Block,
     Claim,
     Contrast,
 )
@@ -305,7 +306,7 @@ def _stream_parts(stream: str, lines: Sequence[Line], ledger: Ledger) -> Iterato
     yield f"## {stream}"
     yield f"{STREAMS[stream].title[0].upper()}{STREAMS[stream].title[1:]}."
     if finals:
-        yield _condition(finals, block.reference)
+        yield _condition(finals, block)
         yield _row_table(stream, finals, ledger)
         exhibit = STREAMS[stream].exhibit
         if exhibit is not None:
@@ -325,7 +326,8 @@ def _tuning_progress(stream: str, lines: Sequence[Line]) -> str:
     return f"{done} of at least {len(block.rows) * block.trials * block.tuning_replicates} trial runs."
 
 
-def _condition(finals: Finals, reference: str) -> str:
+def _condition(finals: Finals, block: Block) -> str:
+    reference = block.reference
     means = {metric: row_means(finals, metric).get(reference, math.nan) for metric in ("end_loss", "late_loss")}
     correlation = stream_correlation(finals)
     end = "not converged"
@@ -333,9 +335,11 @@ def _condition(finals: Finals, reference: str) -> str:
         # A loss far above zero may stop falling because a schedule has ended.
         end = "converged" if means["end_loss"] < CONVERGED_LOSS else "it has stopped falling, by the study's rule"
     speed = "speed-limited: decides nothing about flatness" if is_speed_limited(correlation) else "not speed-limited"
-    if math.isnan(correlation):
-        speed = "undefined, since a row diverged, and counted as not speed-limited"
-    rank = "" if math.isnan(correlation) else f" {correlation:+.2f}"
+    rank = f" {correlation:+.2f}"
+    if len(row_means(finals, "avg")) < len(block.rows):
+        rank, speed = "", "waits for the other rows"
+    elif math.isnan(correlation):
+        rank, speed = "", "undefined, since a row diverged, and counted as not speed-limited"
     return (
         f"The end loss of {ROWS[reference].title} is {means['end_loss']:.3f}, {means['late_loss']:.3f} after three "
         f"quarters: {end}. Rank correlation of end loss and Avg over rows{rank}: {speed}."

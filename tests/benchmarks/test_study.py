@@ -592,6 +592,13 @@ def test_numbers_of_speed_limited_streams_are_labelled_in_the_readme_and_decide_
     assert "so none decides" not in (tmp_path / "claims" / "task-and-domain.md").read_text()
 
 
+def test_a_stream_is_not_labelled_before_every_row_is_there() -> None:
+    lines = finals({"sam": 1.0}, blocks=("P",))
+    assert "waits for the other rows" not in pages.block_page("P", lines)
+    begun = [one for one in lines if one.row in ("plain", "sam", "c_flat")]
+    assert pages.block_page("P", begun).count("over rows: waits for the other rows.") == len(BLOCKS["P"].streams)
+
+
 def test_figures_are_drawn_where_there_is_something_to_draw(tmp_path: Path) -> None:
     lines = [one for one in finals({"c_flat": 2.0}) if one.stream in ("digits-few", "cub-task")]
     pages.write_pages(lines, tmp_path)
