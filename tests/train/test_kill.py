@@ -132,7 +132,7 @@ DAMAGES: tuple[Callable[[Path, random.Random], None], ...] = (
 def kill_somewhere(process: Command, run: Path, seconds: float, chooser: random.Random) -> bool:
     """Kill at any moment, or just behind a new checkpoint; False if the run was faster.
 
-    It was if it has a result, though its process may still be ending: a finished run is read and not resumed.
+    A run that has its result counts as faster even if its process is still ending: it would be read, not resumed.
     """
     if chooser.random() < 0.5:
         seen = newest(run)
@@ -147,7 +147,7 @@ def kill_somewhere(process: Command, run: Path, seconds: float, chooser: random.
 
 def is_same_or_refused(process: Command, run: Path, whole: Path) -> str:
     code, output = process.wait()
-    if code in (0, -signal.SIGKILL):  # killed behind its result
+    if code in (0, -signal.SIGKILL):  # killed after it had its result
         assert_same_run(whole, run)
         return "same"
     assert code == 2, output
